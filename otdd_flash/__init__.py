@@ -1,0 +1,35 @@
+"""otdd-flash: optimal-transport dataset distances. ``import otdd_flash`` needs torch alone.
+
+The names below are loaded when first used, so that the import stays quick and optional packages stay optional.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "LabeledDataset": "otdd_flash.types",
+    "Potentials": "otdd_flash.types",
+    "from_arrays": "otdd_flash.data",
+    "load": "otdd_flash.data",
+    "dataset_distance": "otdd_flash.distance",
+    "DistanceResult": "otdd_flash.distance",
+    "sinkhorn_divergence": "otdd_flash.sinkhorn",
+    "NotConvergedError": "otdd_flash.errors",
+    "NotConvergedWarning": "otdd_flash.errors",
+}
+
+__all__ = ["__version__", *sorted(_EXPORTS)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'otdd_flash' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

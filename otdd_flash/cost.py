@@ -1,0 +1,161 @@
+"""The ground cost in dot-product form: all that ops, solver and kernels know about it.
+
+Every cost of this library is ``C_ij = w |x_i - y_j|^2 + T[l_i, l'_j] = alpha_i + beta_j - <q_i, k_j>`` with
+
+    q_i = [sqrt(2 w) x_i ; -T[l_i, classes of y]]     k_j = [sqrt(2 w) y_j ; onehot(l'_j)]
+
+so a solver sees points of a slightly larger Euclidean space and no labels. The factorisation of the label table is
+exact and needs no positive-definiteness. Clouds are shifted by a common centre first: far-from-origin data would lose
+its digits in ``alpha + beta - <q, k>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PointCloud:
+    """One weighted cloud: ``points (n, d)``, ``weights (n,)`` float64, optional ``labels (n,)`` rows of the table."""
+
+    points: Tensor
+    weights: Tensor
+    labels: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of points."""
+        return self.points.shape[0]
+
+
+class Factors(NamedTuple):
+    """``C_ij = alpha_i + beta_j - <q_i, k_j>`` for one ordered pair of clouds."""
+
+    alpha: Tensor  # (n,)
+    beta: Tensor  # (m,)
+    q: Tensor  # (n, k)
+    k: Tensor  # (m, k)
+
+
+@dataclass(frozen=True, eq=False)
+class DotProductCost:
+    """Squared-Euclidean plus label-table cost over a list of clouds; a *problem* is an ordered pair ``(i, j)`` of them.
+
+    Args:
+        clouds: the clouds, all of one width and device.
+        feature_weight: ``w``, the factor of the squared distance.
+        table: ``(C, C)`` float64, symmetric, label weight included; rows are what the clouds' ``labels`` point at.
+        center: ``(d,)`` float64, subtracted from every point.
+    """
+
+    clouds: tuple[PointCloud, ...]
+    feature_weight: float = 1.0
+    table: Tensor | None = None
+    center: Tensor | None = None
+
+    @classmethod
+    def build(
+        cls, clouds: Sequence[PointCloud], *, feature_weight: float = 1.0, table: Tensor | None = None
+    ) -> DotProductCost:
+        """A cost whose centre is the mean of the clouds' means.
+
+        Raises:
+            ValueError: clouds of different width or device, or labels without a table.
+        """
+        widths = {cloud.points.shape[1] for cloud in clouds}
+        devices = {cloud.points.device for cloud in clouds}
+        if len(widths) != 1 or len(devices) != 1:
+            raise ValueError(f"clouds must share width and device, got widths {widths} on {devices}")
+        if table is None and any(cloud.labels is not None for cloud in clouds):
+            raise ValueError("clouds carry labels but the cost has no label table")
+        center = torch.stack([mean_of(cloud) for cloud in clouds]).mean(0)
+        return cls(tuple(clouds), float(feature_weight), table, center)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clouds live."""
+        return self.clouds[0].points.device
+
+    def centred(self, i: int, dtype: torch.dtype) -> Tensor:
+        """``(n, d)`` points of cloud ``i`` minus the centre, not yet scaled; the difference is taken in float64."""
+        points = self.clouds[i].points
+        if self.center is None:
+            return points.to(dtype)
+        if points.dtype == torch.float64 or dtype == torch.float64:
+            return (points.to(torch.float64) - self.center).to(dtype)
+        out = torch.empty(points.shape, dtype=dtype, device=points.device)
+        rows = max(1, (1 << 22) // max(points.shape[1], 1))  # 32 MiB of float64 at a time
+        for s in range(0, points.shape[0], rows):
+            out[s : s + rows] = points[s : s + rows].to(torch.float64) - self.center
+        return out
+
+    def factors(self, i: int, j: int, dtype: torch.dtype) -> Factors:
+        """The dot-product form of problem ``(i, j)`` in ``dtype``, label columns included."""
+        root = (2.0 * self.feature_weight) ** 0.5
+        x, y = self.centred(i, dtype) * root, self.centred(j, dtype) * root
+        alpha, beta = squared_norms(x) / 2, squared_norms(y) / 2
+        if self.table is None:
+            return Factors(alpha, beta, x, y)
+        rows, columns = self._labels(i), self._labels(j)
+        present, position = torch.unique(columns, return_inverse=True)
+        u = -self.table[rows][:, present].to(dtype)
+        v = torch.nn.functional.one_hot(position, len(present)).to(dtype)
+        return Factors(alpha, beta, torch.cat([x, u], 1), torch.cat([y, v], 1))
+
+    def mean(self, i: int, j: int) -> float:
+        """Mean cost under the independent coupling ``a (x) b``, in O((n + m) d)."""
+        (mx, sx), (my, sy) = self._moments(i), self._moments(j)
+        value = self.feature_weight * float(sx + sy - 2 * (mx @ my))
+        if self.table is not None:
+            p, q = (torch.zeros(len(self.table), dtype=torch.float64, device=self.device) for _ in range(2))
+            p.index_add_(0, self._labels(i), self.clouds[i].weights / self.clouds[i].weights.sum())
+            q.index_add_(0, self._labels(j), self.clouds[j].weights / self.clouds[j].weights.sum())
+            value += float(p @ self.table @ q)
+        return value
+
+    def bound(self, i: int, j: int) -> float:
+        """An upper bound of the cost over problem ``(i, j)``: annealing starts there."""
+        radius = [float(squared_norms(self.centred(side, torch.float32)).max()) ** 0.5 for side in (i, j)]
+        value = self.feature_weight * (radius[0] + radius[1]) ** 2
+        return value + (0.0 if self.table is None else float(self.table.clamp_min(0).max()))
+
+    def _labels(self, i: int) -> Tensor:
+        labels = self.clouds[i].labels
+        if labels is None:
+            raise ValueError(f"cloud {i} has no labels but the cost has a label table")
+        return labels
+
+    def _moments(self, i: int) -> tuple[Tensor, Tensor]:
+        """Weighted mean ``(d,)`` and mean squared norm of centred cloud ``i``, float64."""
+        cloud = self.clouds[i]
+        weights = cloud.weights / cloud.weights.sum()
+        centred = self.centred(i, torch.float32 if cloud.points.dtype != torch.float64 else torch.float64)
+        return weighted_mean(centred, weights), squared_norms(centred) @ weights
+
+
+def squared_norms(x: Tensor) -> Tensor:
+    """Row-wise squared norms, accumulated in float64 block by block and returned in float64."""
+    out = torch.empty(x.shape[0], dtype=torch.float64, device=x.device)
+    rows = max(1, (1 << 22) // max(x.shape[1], 1))
+    for s in range(0, x.shape[0], rows):
+        out[s : s + rows] = x[s : s + rows].to(torch.float64).square().sum(1)
+    return out
+
+
+def weighted_mean(x: Tensor, weights: Tensor) -> Tensor:
+    """``(d,)`` float64 mean of ``x (n, d)`` under ``weights`` that sum to one, block by block."""
+    out = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    rows = max(1, (1 << 22) // max(x.shape[1], 1))
+    for s in range(0, x.shape[0], rows):
+        out += weights[s : s + rows] @ x[s : s + rows].to(torch.float64)
+    return out
+
+
+def mean_of(cloud: PointCloud) -> Tensor:
+    """``(d,)`` float64 weighted mean of a cloud."""
+    return weighted_mean(cloud.points, cloud.weights / cloud.weights.sum())

@@ -1,0 +1,40 @@
+"""Errors and warnings that name the argument, what was got and what to do."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class NotConvergedWarning(UserWarning):
+    """The marginal error is above ``tol`` after ``max_iterations``."""
+
+
+class NotConvergedError(RuntimeError):
+    """Raised instead of :class:`NotConvergedWarning` under ``strict=True``."""
+
+
+class BackendUnavailableError(RuntimeError):
+    """A backend was asked for by name and cannot run here."""
+
+
+class MissingDependencyError(ImportError):
+    """An optional package is needed and absent; the message says how to get it."""
+
+
+def optional_import(module: str, *, needed_for: str, extra: str | None = None) -> ModuleType:
+    """Import ``module`` or raise :class:`MissingDependencyError` naming the remedy.
+
+    Args:
+        module: dotted name to import.
+        needed_for: what the caller was about to do, for the message.
+        extra: the extra of otdd-flash that brings the package; ``None`` for a core dependency.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn", "hydra": "hydra-core", "PIL": "pillow"}.get(
+            module.split(".")[0], module.split(".")[0]
+        )
+        remedy = f"pip install 'otdd-flash[{extra}]'" if extra else f"pip install {package}"
+        raise MissingDependencyError(f"{needed_for} needs {package}, which is not installed: {remedy}") from error

@@ -1,0 +1,83 @@
+"""What a solver may ask of a cost: the interface that both backends implement.
+
+An operator holds a batch of ``B`` problems in padded layout: potentials and weights are ``(B, N)`` and ``(B, M)``
+float64 tensors in the operator's own row order, with weight zero (and marginal zero) at padding. ``pack_rows`` and
+``unpack_rows`` translate from and to the order of the clouds. One potential convention everywhere:
+
+    P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost
+
+Backend = Literal["auto", "torch", "triton"]
+Precision = Literal["auto", "fp64", "fp32", "tf32", "fp16", "fp16x3", "int8"]
+Memory = Literal["auto", "streamed", "cached"]
+Problem = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class OperatorInfo:
+    """What was actually chosen, for the result's record."""
+
+    backend: str
+    precision: str
+    memory: str
+    bytes: int
+
+
+class PlanOperator(Protocol):
+    """A batch of problems ``(i, j)`` over one :class:`DotProductCost`; problem ``(i, i)`` is symmetric."""
+
+    cost: DotProductCost
+    problems: tuple[Problem, ...]
+    a: Tensor  # (B, N) float64
+    b: Tensor  # (B, M) float64
+    info: OperatorInfo
+
+    def marginals(
+        self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Row and column sums ``(B, N), (B, M)`` float64 of the plan of ``f, g``, from one product per score.
+
+        A symmetric problem reads ``f`` only (``g = f``) and returns ``c = r``. Rows of problems where the host tensor
+        ``active (B,)`` is False are left undefined. No running maximum: the potentials are the shift, so a sum may
+        come out zero or infinite when they are far from the solution; :meth:`softmin` then restarts them safely.
+        """
+        ...
+
+    def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
+        """Safe half step, with running maximum.
+
+        ``side="rows"``: ``f_i = -eps log sum_j b_j exp((g_j - C_ij)/eps)`` from ``potential = g (B, M)``;
+        ``side="columns"``: ``g_j`` from ``potential = f (B, N)``. Zero at padding.
+        """
+        ...
+
+    def apply_plan(
+        self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``(P v, P^T u)`` of one problem for ``v (m, w)``, ``u (n, w')``; ``f (n,), g (m,)`` in the clouds' order."""
+        ...
+
+    def pack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """``(n,)`` in the cloud's order to the operator's row layout ``(N,)`` of ``problem``, zero at padding."""
+        ...
+
+    def unpack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """The row layout ``(N,)`` of ``problem`` to the cloud's order ``(n,)``."""
+        ...
+
+    def pack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """``(m,)`` in the cloud's order to the operator's column layout ``(M,)``."""
+        ...
+
+    def unpack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """The column layout ``(M,)`` to the cloud's order ``(m,)``."""
+        ...

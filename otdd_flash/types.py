@@ -1,0 +1,118 @@
+"""The types that travel between the parts, and the legend of symbols.
+
+Symbols: ``n, m`` points; ``d`` features; ``c`` classes; ``k`` width of the dot-product form; ``x, y`` points;
+``a, b`` weights; ``f, g`` potentials (unshifted: ``P_ij = a_i b_j exp((f_i + g_j - C_ij)/eps)``); ``epsilon`` in
+units of the cost; ``plan`` for P; ``table`` for W, the squared class-to-class Wasserstein distances.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Potentials(NamedTuple):
+    """Dual potentials of one problem, unshifted, in units of the cost, float64."""
+
+    f: Tensor  # (n,)
+    g: Tensor  # (m,)
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledDataset:
+    """A weighted labelled point cloud: what every distance, flow and selection works on.
+
+    Invariants, kept by :func:`otdd_flash.from_arrays` and by :meth:`subset`: all features are finite, class ids are
+    ``0..c-1`` with at least one sample each, weights are positive and sum to one.
+
+    Args:
+        x: ``(n, d)`` float features.
+        y: ``(n,)`` int64 class ids.
+        class_names: ``c`` names; the distance never depends on them.
+        weights: ``(n,)`` float64, or ``None`` for uniform.
+        ids: ``(n,)`` int64 positions in the original source.
+        name: for messages and results.
+        levels: ``255`` when every feature is an integer multiple of ``1/255`` (8-bit images), else ``None``.
+        image_shape: ``(h, w)`` or ``(c, h, w)`` where a row is a flattened picture.
+        dropped: rows left out on the way in (unlabelled, zero weight), by reason.
+        notes: remarks on what was done to the data.
+    """
+
+    x: Tensor
+    y: Tensor
+    class_names: tuple[str, ...]
+    weights: Tensor | None = None
+    ids: Tensor | None = None
+    name: str = "arrays"
+    levels: int | None = None
+    image_shape: tuple[int, ...] | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return self.x.shape[0]
+
+    @property
+    def d(self) -> int:
+        """Number of features."""
+        return self.x.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, each with at least one sample."""
+        return len(self.class_names)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """``(c,)`` int64 samples per class."""
+        return torch.bincount(self.y, minlength=self.num_classes)
+
+    @cached_property
+    def normalised_weights(self) -> Tensor:
+        """``(n,)`` float64 weights that sum to one, on the features' device."""
+        if self.weights is None:
+            return torch.full((self.n,), 1.0 / self.n, dtype=torch.float64, device=self.x.device)
+        return self.weights
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Content key: 32 hex digits over features, labels and weights (not over names, ids or device)."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.num_classes)).encode())
+        for tensor in (self.x, self.y, self.weights):
+            if tensor is not None:
+                digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str) -> LabeledDataset:
+        """The same data on ``device``."""
+        move = {name: getattr(self, name) for name in ("x", "y", "weights", "ids")}
+        return replace(self, **{k: None if v is None else v.to(device) for k, v in move.items()})
+
+    def subset(self, index: Tensor | Sequence[int]) -> LabeledDataset:
+        """The rows ``index``; classes left without a sample are dropped and ids renumbered, names kept with them."""
+        index = torch.as_tensor(index, dtype=torch.int64, device=self.x.device)
+        kept, y = torch.unique(self.y[index], return_inverse=True)
+        weights = None if self.weights is None else self.weights[index] / self.weights[index].sum()
+        return replace(
+            self,
+            x=self.x[index],
+            y=y,
+            class_names=tuple(self.class_names[i] for i in kept.tolist()),
+            weights=weights,
+            ids=index if self.ids is None else self.ids[index],
+        )
+
+    def __repr__(self) -> str:
+        return f"LabeledDataset({self.name!r}, n={self.n}, d={self.d}, classes={self.num_classes})"
