@@ -1,0 +1,1 @@
+"""The command line: one command ``otdd``, each task a Hydra app. The only package that imports hydra."""

@@ -1,0 +1,110 @@
+"""The shape of every task's config: keys, types and defaults that the YAML files in ``conf/`` are checked against.
+
+Plain dataclasses: OmegaConf refuses ``Literal`` fields, and a frozen dataclass cannot be composed. Choices are
+therefore ``str`` here, and the library function that takes them says which it knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class DatasetConfig:
+    """One data set, as :func:`otdd_flash.load` takes it."""
+
+    name: str = MISSING
+    """Name of the set: mnist, usps, digits, ..."""
+    split: str | None = None
+    """Part of the set; null for the set's default."""
+    classes: list[Any] | None = None
+    """Keep only these classes (names or ids); null keeps all."""
+    max_samples: int | None = None
+    """Draw at most so many samples; null takes all."""
+    data_root: str | None = None
+    """Folder to look in first; null for $OTDD_DATA and the usual places."""
+
+
+@dataclass
+class FeaturesConfig:
+    """What the feature part of the ground cost is."""
+
+    weight: float = 1.0
+    """Factor of the squared Euclidean distance between features."""
+
+
+@dataclass
+class LabelsConfig:
+    """What the label part of the ground cost is."""
+
+    distance: str = "gaussian"
+    """Class-to-class distance: gaussian, gaussian_diag, means or sinkhorn."""
+    weight: float = 1.0
+    """Factor of the squared class-to-class distance."""
+
+
+@dataclass
+class SolverConfig:
+    """How the transport problems are solved; every key is an argument of :func:`otdd_flash.dataset_distance`."""
+
+    epsilon: float | None = None
+    """Regularisation in units of the cost; null takes relative_epsilon."""
+    relative_epsilon: float = 0.01
+    """Regularisation as a fraction of the mean cost."""
+    tol: float = 1e-3
+    """Converged when the L1 marginal error is below this fraction of the mass."""
+    max_iterations: int = 1000
+    debiased: bool = True
+    """Subtract the self terms, so that the distance of a set to itself is zero."""
+    precision: str = "auto"
+    memory: str = "auto"
+    """streamed, cached or auto."""
+    backend: str = "auto"
+    """torch, triton or auto."""
+
+
+@dataclass
+class OutputConfig:
+    """How results are given."""
+
+    format: str = "table"
+    """What stdout gets: table or json."""
+    files: bool = True
+    """Write result.json and the label distances into the run's folder."""
+
+
+@dataclass
+class DistanceConfig:
+    """``otdd distance``."""
+
+    source: DatasetConfig = field(default_factory=DatasetConfig)
+    target: DatasetConfig = field(default_factory=DatasetConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    max_samples: int | None = None
+    """For both sides, unless a side has its own."""
+    data_root: str | None = None
+    """For both sides, unless a side has its own."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
+    seed: int = 0
+    strict: bool = False
+    """Exit code 4 when the result is not converged."""
+    cache_dir: str | None = None
+    """Folder that keeps label-distance tables between runs."""
+    progress: bool | None = None
+    """Progress on stderr; null shows it on a terminal."""
+
+
+@dataclass
+class InfoConfig:
+    """``otdd info``."""
+
+    output: OutputConfig = field(default_factory=OutputConfig)
+    data_root: str | None = None
+    """Folder to look for data sets in first."""

@@ -1,0 +1,67 @@
+"""What the exit code of ``otdd`` means, and which error leads to which."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import IntEnum
+
+from otdd_flash.errors import NotConvergedError
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the console command."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_CONVERGED = 4
+    INTERRUPTED = 130
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code that ``error`` stands for."""
+    if isinstance(error, NotConvergedError):
+        return ExitCode.NOT_CONVERGED
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    # Everything that Hydra and OmegaConf raise is about the command line or a config file.
+    if any(base.__module__.split(".")[0] in ("hydra", "omegaconf") for base in type(error).__mro__):
+        return ExitCode.USAGE
+    return ExitCode.ERROR
+
+
+def report(program: str, error: BaseException, *, full: bool = False) -> ExitCode:
+    """Say on stderr what went wrong, in one line (after the traceback if ``full``), and return the exit code."""
+    code = exit_code(error)
+    if full:
+        traceback.print_exception(error)
+    message = " ".join(_text(error).split())
+    hint = f" (see '{program} --help')" if code == ExitCode.USAGE else ""
+    sys.stderr.write(f"{program}: error: {message}{hint}\n")
+    return code
+
+
+def wants_traceback() -> bool:
+    """Whether the user asked for full tracebacks: ``OTDD_TRACEBACK=1``, or Hydra's ``HYDRA_FULL_ERROR=1``."""
+    return any(os.environ.get(name) == "1" for name in ("OTDD_TRACEBACK", "HYDRA_FULL_ERROR"))
+
+
+def _text(error: BaseException) -> str:
+    """The message; with the class name before it where the error is not one that this library words itself."""
+    code, message = exit_code(error), str(error)
+    if code == ExitCode.INTERRUPTED:
+        return "interrupted"
+    if code == ExitCode.USAGE:
+        return _config_text(message, error.__cause__)
+    if message and isinstance(error, (ValueError, RuntimeError, OSError, ImportError)):
+        return message
+    return f"{type(error).__name__}: {message}"
+
+
+def _config_text(message: str, cause: BaseException | None) -> str:
+    """What is wrong with a config: Hydra's first words and their cause, without its search path and link."""
+    if cause is not None:
+        return ": ".join(text.strip().splitlines()[0].rstrip(".") for text in (message, str(cause)) if text.strip())
+    return message.split("Config search path:")[0].split("See https:")[0]

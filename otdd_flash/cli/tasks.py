@@ -1,0 +1,77 @@
+"""The registry of tasks: adding one to the command line is one entry here and one YAML file in ``conf/``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Job:
+    """What a task knows about the run that it is part of.
+
+    Args:
+        folder: the run's folder, where results are written.
+        multirun: one of several jobs of a sweep: results on stdout are kept to one line each.
+    """
+
+    folder: Path
+    multirun: bool = False
+
+
+@dataclass
+class Task:
+    """One task of the console command.
+
+    Args:
+        name: the word after ``otdd``; also the name of its primary config in ``conf/``.
+        summary: one line for ``otdd --help``.
+        function: ``module:name`` of ``function(config, job)``, imported when the task runs.
+        schema: ``module:name`` of the dataclass that its config is checked against.
+    """
+
+    name: str
+    summary: str
+    function: str
+    schema: str
+
+    @property
+    def program(self) -> str:
+        """The command as typed, for messages."""
+        return f"otdd {self.name}"
+
+    def load_function(self) -> Callable[[Any, Job], None]:
+        """The task's function."""
+        return _load(self.function)
+
+    def load_schema(self) -> type:
+        """The task's config dataclass."""
+        return _load(self.schema)
+
+
+def _load(target: str) -> Any:
+    """The object behind ``module:name``."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            name="distance",
+            summary="distance between two labelled data sets, with a certificate of convergence",
+            function="otdd_flash.cli.distance:run",
+            schema="otdd_flash.cli.config:DistanceConfig",
+        ),
+        Task(
+            name="info",
+            summary="versions, devices, backends, data sets found offline, optional extras",
+            function="otdd_flash.cli.info:run",
+            schema="otdd_flash.cli.config:InfoConfig",
+        ),
+    )
+}
