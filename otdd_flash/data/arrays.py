@@ -1,0 +1,83 @@
+"""Arrays in memory as a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from otdd_flash.data.matrix import as_tensor
+from otdd_flash.data.rows import Rows, Selection, build
+from otdd_flash.types import LabeledDataset
+
+
+def from_arrays(
+    X: Any,
+    y: Any,
+    *,
+    weights: Any = None,
+    class_names: Sequence[str] | Mapping | None = None,
+    name: str = "arrays",
+    image_shape: Sequence[int] | None = None,
+    min_class_size: int | None = None,
+) -> LabeledDataset:
+    """A labelled data set from features and labels in memory.
+
+    Class ids are ``0..c-1`` in the sorted order of the labels. Memory is shared with ``X`` where no cast is needed, and
+    a tensor that requires a gradient keeps its graph.
+
+    >>> data = from_arrays([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], ["dog", "cat", None])
+    >>> data.y.tolist(), data.class_names, data.dropped
+    ([1, 0], ('cat', 'dog'), {'unlabelled': 1})
+
+    Args:
+        X: ``(n, d)`` features, or pictures ``(n, h, w)``, ``(n, c, h, w)``, ``(n, h, w, c)``; torch, numpy, pandas or
+            lists, any strides. Integers are cast, float64 stays, narrower floats become float32. 8-bit pictures become
+            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note.
+        y: ``(n,)`` labels: any hashable values, or ``(n, c)`` one-hot rows. ``-1``, ``None`` and NaN are unlabelled:
+            these rows are dropped and counted in ``dropped``.
+        weights: ``(n,)`` non-negative weights, normalised in float64; rows of weight zero are dropped with a count.
+        class_names: names by label: a sequence indexed by integer label or a mapping; default the labels themselves.
+        name: for messages and results.
+        image_shape: ``(h, w)``, ``(c, h, w)`` or ``(h, w, c)`` where the rows of ``X`` are flattened pictures.
+        min_class_size: drop classes with fewer samples, with a warning and a count; default none is dropped.
+
+    Returns:
+        The data set, on the device of ``X`` (numpy, pandas and lists: on the CPU).
+
+    Raises:
+        ValueError: zero rows, NaN or infinite features, lengths that differ, real-valued or multi-label targets,
+            weights of the wrong length, negative, NaN or all zero.
+    """
+    features = as_tensor(X)
+    labels = _beside(y, features)
+    count = len(labels) if hasattr(labels, "__len__") else None
+    if features.ndim == 0 or (count is not None and count != len(features)):
+        raise ValueError(f"X and y differ in length: X has shape {tuple(features.shape)}, y has {count} labels")
+    rows = Rows(
+        labels=labels,
+        fetch=lambda index: _take(features, index),
+        name=name,
+        class_names=class_names,
+        weights=_beside(weights, features),
+        image_shape=image_shape,
+    )
+    return build(rows, Selection(min_class_size=min_class_size))
+
+
+def _take(features: torch.Tensor, index: np.ndarray) -> torch.Tensor:
+    """The rows ``index``, without a copy where that is all of them."""
+    if len(index) == len(features):
+        return features
+    return features[torch.as_tensor(index, device=features.device)]
+
+
+def _beside(values: Any, features: torch.Tensor) -> Any:
+    """A tensor on another device than the features is brought over, or refused naming both."""
+    if not isinstance(values, torch.Tensor) or values.device == features.device:
+        return values
+    if "meta" in (values.device.type, features.device.type):
+        raise ValueError(f"features are on {features.device} and labels or weights on {values.device}: no data to move")
+    return values.to(features.device)

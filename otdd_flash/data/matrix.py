@@ -1,0 +1,187 @@
+"""Features of any kind as one float matrix, with the 8-bit grid of pictures remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LEVELS = 255
+NOTE_16_BIT = "16-bit pictures divided by 65535"
+_CHANNELS = (1, 2, 3, 4)
+_EXACT_FLOAT32 = 2**24  # integers up to here are float32 numbers
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Features ready for a data set.
+
+    Args:
+        x: ``(n, d)`` float features.
+        levels: ``255`` where all values are multiples of ``1/255``, else ``None``.
+        image_shape: ``(h, w)`` or ``(c, h, w)`` of a flattened picture.
+        notes: remarks on what was done.
+    """
+
+    x: Tensor
+    levels: int | None = None
+    image_shape: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def as_tensor(features: Any) -> Tensor:
+    """``features`` as a tensor of a numeric dtype, sharing memory where that is possible.
+
+    Raises:
+        ValueError: text, ragged or complex features.
+    """
+    if isinstance(features, Tensor):
+        tensor = features if features.layout == torch.strided else features.to_dense()
+    elif isinstance(features, list | tuple) and features and isinstance(features[0], Tensor):
+        tensor = torch.stack(list(features))
+    else:
+        tensor = torch.as_tensor(_numeric(features))
+    if tensor.is_complex():
+        raise ValueError("X is complex; give real and imaginary parts as separate columns")
+    return tensor
+
+
+def to_matrix(features: Any, image_shape: Sequence[int] | None = None) -> Matrix:
+    """Rows of numbers or stacked pictures as a float matrix.
+
+    ``(n, d)`` numbers are cast to float and kept as they are (float64 stays, narrower floats become float32). Pictures
+    ``(n, h, w)``, ``(n, c, h, w)`` or ``(n, h, w, c)`` are brought to channels-first order and flattened; 8-bit
+    pictures are divided by 255. Floats that lie on the grid ``k/255`` are recognised as 8-bit.
+
+    Args:
+        features: ``(n, ...)`` tensor, array, data frame or nested lists.
+        image_shape: ``(h, w)``, ``(c, h, w)`` or ``(h, w, c)`` where the rows are flattened pictures.
+
+    Raises:
+        ValueError: a shape that is neither, or features that are not numbers.
+    """
+    tensor = as_tensor(features)
+    if image_shape is not None:
+        tensor = _unflatten(tensor, tuple(image_shape))
+    if tensor.ndim in (3, 4):
+        return picture_matrix(*channels_first(tensor))
+    if tensor.ndim != 2:
+        raise ValueError(
+            f"X must be (n, d), or pictures (n, h, w), (n, c, h, w), (n, h, w, c); got shape {tuple(tensor.shape)}"
+            + ("; use X.reshape(-1, 1) for a single feature" if tensor.ndim == 1 else "")
+        )
+    notes: tuple[str, ...] = ()
+    if tensor.dtype == torch.uint8:
+        notes = ("uint8 rows kept as 0..255: pass pictures as (n, h, w) or with image_shape to have them in [0, 1]",)
+    x = _float(tensor)
+    return Matrix(x, LEVELS if on_grid(x) else None, None, notes)
+
+
+def channels_first(tensor: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Pictures ``(n, h, w)`` or with a channel axis on either side as ``(n, c, h, w)``, alpha dropped, with notes."""
+    if tensor.ndim == 3:
+        return tensor.unsqueeze(1), ()
+    first, last = tensor.shape[1], tensor.shape[3]
+    if first not in _CHANNELS and (last in _CHANNELS or last < first):
+        tensor = tensor.movedim(3, 1)
+    colours = tensor.shape[1]
+    if colours not in (2, 4):
+        return tensor, ()
+    return tensor[:, : colours - 1], (f"alpha dropped: pictures with {colours} channels",)
+
+
+def on_grid(x: Tensor) -> bool:
+    """Whether every value is ``k / 255`` for an integer ``0 <= k <= 255``, up to rounding of the dtype."""
+    x = x.detach()
+    limit = 2 * torch.finfo(x.dtype).eps
+    step = max(1, 2**22 // max(1, x.shape[1]))
+    starts = [0, *range(min(16, step), len(x), step)]  # a few rows settle most cases
+    for start, end in zip(starts, [*starts[1:], len(x)], strict=True):
+        block = x[start:end]
+        nearest = (block * LEVELS).round()
+        inside = ((nearest >= 0) & (nearest <= LEVELS)).all()
+        if not inside or not ((block - nearest / LEVELS).abs() <= limit).all():
+            return False
+    return True
+
+
+def picture_matrix(pictures: Tensor, notes: tuple[str, ...] = ()) -> Matrix:
+    """Pictures ``(n, c, h, w)`` as rows, flattened in channels-first order."""
+    shape = tuple(pictures.shape[2:]) if pictures.shape[1] == 1 else tuple(pictures.shape[1:])
+    flat = pictures.reshape(len(pictures), -1)
+    if flat.dtype in (torch.uint16, torch.int32, torch.int64, torch.int16, torch.int8) and flat.numel():
+        flat = flat.to(torch.int64)
+        low, high = int(flat.min()), int(flat.max())
+        if pictures.dtype == torch.uint16:
+            return Matrix(flat.float().div(2**16 - 1), None, shape, (*notes, NOTE_16_BIT))
+        if low >= 0 and high <= LEVELS:
+            flat = flat.to(torch.uint8)
+        else:
+            notes = (*notes, f"integer pictures from {low} to {high} kept in their range, not in [0, 1]")
+    if flat.dtype == torch.uint8:
+        return Matrix(flat.float().div(LEVELS), LEVELS, shape, notes)
+    x = _float(flat)
+    return Matrix(x, LEVELS if on_grid(x) else None, shape, notes)
+
+
+def _unflatten(tensor: Tensor, image_shape: tuple[int, ...]) -> Tensor:
+    """Flattened rows as pictures of ``image_shape``."""
+    if tensor.ndim == 2 and len(image_shape) in (2, 3) and int(np.prod(image_shape)) == tensor.shape[1]:
+        return tensor.reshape(len(tensor), *image_shape)
+    if tuple(tensor.shape[1:]) == image_shape:
+        return tensor
+    raise ValueError(f"image_shape={image_shape} does not fit X of shape {tuple(tensor.shape)}")
+
+
+def _float(tensor: Tensor) -> Tensor:
+    """Cast to float32, keeping float64; integers beyond float32's exact range become float64."""
+    if tensor.dtype == torch.float64 or tensor.dtype == torch.float32:
+        return tensor
+    if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
+        return tensor.float()
+    wide = tensor.to(torch.int64)
+    exact = int(wide.max()) <= _EXACT_FLOAT32 and int(wide.min()) >= -_EXACT_FLOAT32
+    return tensor.to(torch.float32 if exact else torch.float64)
+
+
+def _numeric(features: Any) -> np.ndarray:
+    """``features`` as a native, writable numpy array of a dtype that torch knows."""
+    if hasattr(features, "dtypes") and hasattr(features, "columns"):
+        _refuse_text_columns(features)
+        array = features.to_numpy(dtype=None if len(set(map(str, features.dtypes))) == 1 else "float64")
+    elif hasattr(features, "toarray"):
+        array = features.toarray()
+    else:
+        try:
+            array = np.asarray(features)
+        except ValueError as error:
+            raise ValueError(f"X has rows of different lengths or kinds: {error}") from error
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"X holds values that are not numbers ({error}); {_TEXT_ADVICE}") from error
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"X has dtype {array.dtype}, which is not numeric; {_TEXT_ADVICE}")
+    if (array.dtype.kind == "f" and array.dtype.itemsize > 8) or array.dtype == np.uint64:
+        array = array.astype(np.float64)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype == np.uint32:
+        array = array.astype(np.int64)
+    # torch takes neither negative strides nor read-only memory
+    return np.array(array) if not array.flags.writeable or min(array.strides, default=1) < 0 else array
+
+
+_TEXT_ADVICE = "encode categories as numbers (pandas.get_dummies), and text with an embedder (otdd_flash.data.features)"
+
+
+def _refuse_text_columns(frame: Any) -> None:
+    """A data frame must hold numbers only."""
+    text = [str(name) for name, dtype in frame.dtypes.items() if getattr(dtype, "kind", "O") not in "biuf"]
+    if text:
+        raise ValueError(f"columns {text[:5]} are not numeric; choose others with features=, or {_TEXT_ADVICE}")

@@ -1,0 +1,286 @@
+"""From a source of rows to a data set: which rows are kept is settled by the labels, then only those are read."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otdd_flash.data.classes import Classes, encode_labels, name_classes
+from otdd_flash.data.matrix import Matrix, to_matrix
+from otdd_flash.types import LabeledDataset
+
+SMALL_SAMPLE = 1000
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source whose labels are at hand and whose features are fetched for the chosen rows alone.
+
+    Args:
+        labels: ``n`` labels of any kind that :func:`encode_labels` takes.
+        fetch: int64 positions (ascending) to the features of these rows, or to a :class:`Matrix`.
+        name: for messages and results.
+        class_names: sequence indexed by label, mapping from label, or ``None``.
+        weights: ``n`` non-negative weights, or ``None``.
+        image_shape: where ``fetch`` gives flattened pictures.
+        positions: ``(n,)`` ids of the rows in the original source, or ``None`` for ``0..n-1``.
+        dropped: rows that the source itself left out, by reason.
+        notes: remarks.
+    """
+
+    labels: Any
+    fetch: Callable[[np.ndarray], Any]
+    name: str = "arrays"
+    class_names: Sequence[str] | Mapping | None = None
+    weights: Any = None
+    image_shape: Sequence[int] | None = None
+    positions: np.ndarray | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a source are wanted.
+
+    Args:
+        max_samples: at most so many rows, drawn uniformly without replacement; ``None`` for all.
+        seed: of the draw.
+        classes: keep these classes only, given as label values or as names.
+        min_class_size: drop classes with fewer rows; ``None`` keeps all.
+    """
+
+    max_samples: int | None = None
+    seed: int = 0
+    classes: Sequence[Hashable] | None = None
+    min_class_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_samples", "min_class_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kept rows: positions in the source, compact class ids and what was left out."""
+
+    index: np.ndarray
+    y: np.ndarray
+    class_names: tuple[str, ...]
+    weights: np.ndarray | None
+    ids: np.ndarray
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def build(rows: Rows, selection: Selection | None = None) -> LabeledDataset:
+    """The data set of the wanted ``rows``.
+
+    Raises:
+        ValueError: bad labels, weights or features; nothing left.
+    """
+    chosen = choose(rows, selection or Selection())
+    fetched = rows.fetch(chosen.index)
+    matrix = fetched if isinstance(fetched, Matrix) else to_matrix(fetched, rows.image_shape)
+    return assemble(chosen, matrix, rows.name)
+
+
+def choose(rows: Rows, selection: Selection) -> Chosen:
+    """Settle from labels and weights alone which rows are kept.
+
+    Raises:
+        ValueError: bad labels or weights, unknown classes, or nothing left.
+    """
+    classes = encode_labels(rows.labels)
+    n = len(classes.ids)
+    if n == 0:
+        raise ValueError(f"{rows.name}: zero rows; a data set needs at least one labelled sample")
+    names = name_classes(classes.values, rows.class_names)
+    weights, notes = check_weights(rows.weights, n)
+    keep = _Keeper(n, rows.dropped)
+    keep.drop(classes.ids < 0, "unlabelled")
+    if weights is not None:
+        keep.drop(weights == 0, "zero weight")
+    if selection.classes is not None:
+        wanted = _wanted(classes, names, selection.classes, rows.name)
+        keep.mask &= np.isin(classes.ids, wanted)
+        notes = (*notes, f"only the classes {[names[i] for i in wanted]}")
+    if selection.min_class_size is not None:
+        keep.drop_small(classes.ids, names, selection.min_class_size)
+    index = keep.index(rows.name)
+    if selection.max_samples is not None and selection.max_samples < len(index):
+        notes = (*notes, _draw_note(selection.max_samples, len(index), selection.seed))
+        index = index[draw(classes.ids[index], selection.max_samples, selection.seed)]
+    present, y = np.unique(classes.ids[index], return_inverse=True)
+    return Chosen(
+        index=index,
+        y=y.astype(np.int64),
+        class_names=tuple(names[i] for i in present),
+        weights=None if weights is None else weights[index] / weights[index].sum(),
+        ids=index if rows.positions is None else rows.positions[index],
+        dropped=keep.dropped,
+        notes=(*rows.notes, *notes),
+    )
+
+
+def assemble(chosen: Chosen, matrix: Matrix, name: str) -> LabeledDataset:
+    """The data set of chosen rows with their features.
+
+    Raises:
+        ValueError: features that are not finite, or of another number of rows.
+    """
+    x = matrix.x
+    if len(x) != len(chosen.index):
+        raise ValueError(f"{name}: {len(chosen.index)} rows were chosen, but features came for {len(x)}")
+    if x.shape[1] == 0:
+        raise ValueError(f"{name}: X has no columns, got shape {tuple(x.shape)}")
+    check_finite(x, chosen.ids, name)
+    notes = chosen.notes + matrix.notes
+    if len(x) < SMALL_SAMPLE:
+        notes = (*notes, f"small sample (n = {len(x)}): the distance varies from draw to draw, compare several")
+    return LabeledDataset(
+        x=x,
+        y=torch.as_tensor(chosen.y, device=x.device),
+        class_names=chosen.class_names,
+        weights=None if chosen.weights is None else torch.as_tensor(chosen.weights, device=x.device),
+        ids=torch.as_tensor(chosen.ids, dtype=torch.int64, device=x.device),
+        name=name,
+        levels=matrix.levels,
+        image_shape=matrix.image_shape,
+        dropped=chosen.dropped,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def draw(ids: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """``size`` positions, ascending, drawn uniformly without replacement (not stratified by class).
+
+    The draw is a function of the labels in their order (not of how the classes are named) and of ``seed``: the same
+    data gives the same rows whichever way it came in and on whichever side of a distance it stands, and a smaller draw
+    is part of a larger one.
+    """
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    digest = hashlib.blake2b(rank[inverse].astype("<i8").tobytes(), digest_size=16, key=str(int(seed)).encode())
+    words = np.frombuffer(digest.digest(), dtype="<u4")
+    # RandomState's stream is frozen for good, unlike that of numpy's or torch's generators
+    order = np.random.RandomState(words).random_sample(len(ids)).argsort(kind="stable")
+    return np.sort(order[:size])
+
+
+def subsample(dataset: LabeledDataset, max_samples: int | None, seed: int = 0) -> LabeledDataset:
+    """At most ``max_samples`` rows of ``dataset``, in their order: see :func:`draw` for which ones.
+
+    Args:
+        dataset: to draw from.
+        max_samples: ``None`` or a number not under ``len(dataset)`` gives the data set back.
+        seed: of the draw.
+    """
+    selection = Selection(max_samples=max_samples, seed=seed)
+    if selection.max_samples is None or selection.max_samples >= dataset.n:
+        return dataset
+    part = dataset.subset(torch.as_tensor(draw(dataset.y.cpu().numpy(), selection.max_samples, seed)))
+    return replace(part, notes=(*part.notes, _draw_note(part.n, dataset.n, seed)))
+
+
+def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """``(n,)`` float64 weights as given, and a note where they do not sum to one.
+
+    Raises:
+        ValueError: wrong length, negative, NaN or infinite, or all zero.
+    """
+    if weights is None:
+        return None, ()
+    array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, np.float64)
+    if array.shape != (n,):
+        raise ValueError(f"weights has shape {array.shape}, but there are {n} samples: it must be ({n},)")
+    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
+    if bad.size:
+        raise ValueError(
+            f"weights must be finite and not negative: {bad.size} are not, the first is {array[bad[0]]} in row {bad[0]}"
+        )
+    total = array.sum()
+    if total == 0:
+        raise ValueError("weights are all zero; leave weights out for uniform ones")
+    return array, () if abs(total - 1) <= 1e-9 else (f"weights summed to {total:.6g} and were divided by it",)
+
+
+def check_finite(x: Tensor, positions: np.ndarray, name: str) -> None:
+    """Refuse NaN and infinite features.
+
+    Raises:
+        ValueError: with the count and the first row, by its position in the source.
+    """
+    x = x.detach()
+    if torch.isfinite(x.sum()):  # a finite sum has finite terms, at the cost of one pass and no mask
+        return
+    bad = torch.nonzero(~torch.isfinite(x).all(dim=1)).flatten()
+    if len(bad):
+        raise ValueError(
+            f"{name}: X has {len(bad)} rows with NaN or infinite features, the first is row "
+            f"{int(positions[int(bad[0])])}; drop or impute them"
+        )
+
+
+class _Keeper:
+    """The rows still kept, and the count of those dropped by reason."""
+
+    def __init__(self, n: int, dropped: Mapping[str, int]) -> None:
+        self.mask = np.ones(n, dtype=bool)
+        self.dropped = dict(dropped)
+
+    def drop(self, gone: np.ndarray, reason: str) -> None:
+        count = int((self.mask & gone).sum())
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+            self.mask &= ~gone
+
+    def drop_small(self, ids: np.ndarray, names: Sequence[str], least: int) -> None:
+        counts = np.bincount(ids[self.mask], minlength=len(names))
+        small = [i for i in range(len(names)) if 0 < counts[i] < least]
+        if not small:
+            return
+        gone = np.isin(ids, small)
+        warnings.warn(
+            f"min_class_size={least} drops {len(small)} classes with {int(counts[small].sum())} samples: "
+            f"{[names[i] for i in small][:10]}",
+            UserWarning,
+            stacklevel=5,
+        )
+        self.drop(gone, "class under min_class_size")
+
+    def index(self, name: str) -> np.ndarray:
+        index = np.flatnonzero(self.mask)
+        if not index.size:
+            raise ValueError(f"{name}: no sample is left of {len(self.mask)}; dropped: {self.dropped or 'none'}")
+        return index
+
+
+def _wanted(classes: Classes, names: Sequence[str], asked: Sequence[Hashable], source: str) -> list[int]:
+    """Ids of the asked classes, found by label value first, then by name."""
+    if isinstance(asked, str):
+        asked = [asked]
+    by_value = {value: i for i, value in enumerate(classes.values)}
+    by_name = {name: i for i, name in enumerate(names)}
+    unknown = [item for item in asked if item not in by_value and str(item) not in by_name]
+    if unknown:
+        raise ValueError(
+            f"classes={unknown!r} are not in {source}; it has the labels {list(by_value)[:20]}, "
+            f"named {list(by_name)[:20]}"
+        )
+    return sorted({by_value[item] if item in by_value else by_name[str(item)] for item in asked})
+
+
+def _draw_note(size: int, n: int, seed: int) -> str:
+    """What was drawn, for the notes."""
+    return f"{size} of {n} rows drawn uniformly without replacement (seed {seed})"

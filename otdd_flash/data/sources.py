@@ -1,0 +1,165 @@
+"""What a registry entry is, where files are looked for, and readers of the forms that come without torchvision."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otdd_flash.data.rows import Rows
+from otdd_flash.errors import optional_import
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a source: the split, the folders to look in, whether to download, and its own options."""
+
+    name: str
+    split: str
+    roots: tuple[Path, ...]
+    download: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+Reader = Callable[[Request], "Rows | None"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One loadable set: its readers are tried in turn, and the first that finds the data gives the rows.
+
+    Args:
+        about: one line for listings.
+        readers: each gives rows, or ``None`` where its form is not there.
+        splits: those that exist; ``("all",)`` for a set without splits.
+        options: keyword arguments that :func:`otdd_flash.load` passes on.
+    """
+
+    about: str
+    readers: tuple[Reader, ...]
+    splits: tuple[str, ...] = ("train", "test")
+    options: tuple[str, ...] = ()
+
+
+def search_roots(data_root: str | Path | None) -> tuple[Path, ...]:
+    """Folders to look in, first to last: ``data_root``, ``$OTDD_DATA``, torch's cache, Debian's data sets.
+
+    Raises:
+        ValueError: a ``data_root`` that is not a folder.
+    """
+    roots = []
+    if data_root is not None:
+        roots.append(Path(data_root).expanduser())
+        if not roots[0].is_dir():
+            raise ValueError(f"data_root={str(data_root)!r} is not a folder")
+    if os.environ.get("OTDD_DATA"):
+        roots.append(Path(os.environ["OTDD_DATA"]).expanduser())
+    return (*roots, cache_root(), Path("/usr/share/datasets"))
+
+
+def cache_root() -> Path:
+    """Where downloads go: ``$TORCH_HOME/datasets``, by default ``~/.cache/torch/datasets``."""
+    home = os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torch"
+    return Path(home).expanduser() / "datasets"
+
+
+def not_found(request: Request, reason: str = "downloading is off") -> str:
+    """One line: what is missing, where it was looked for, why no download helped, what works offline."""
+    places = ", ".join(str(root) for root in request.roots)
+    return (
+        f"{request.name} (split {request.split!r}) is not under {places}, and {reason}; put its files into one of "
+        "these folders (data_root= or $OTDD_DATA), or take digits, wine, iris, breast_cancer, which come with "
+        "scikit-learn"
+    )
+
+
+def find_file(roots: Sequence[Path], folders: Sequence[str], names: Sequence[str]) -> Path | None:
+    """The first of ``root/folder/name`` that exists; the root itself counts as a folder too."""
+    for root in roots:
+        for folder in (*folders, "."):
+            for name in names:
+                if (root / folder / name).is_file():
+                    return root / folder / name
+    return None
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """A file in LeCun's idx form (unsigned bytes), gzipped or plain.
+
+    Raises:
+        ValueError: another form, or a length that does not fit the header.
+    """
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        content = stream.read()
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of unsigned bytes")
+    shape = np.frombuffer(content, dtype=">u4", count=content[3], offset=4)
+    data = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * content[3])
+    if data.size != int(shape.prod(dtype=np.int64)):
+        raise ValueError(f"{path} is damaged: {data.size} values where the header says {shape.tolist()}")
+    return data.reshape(shape.astype(np.int64))
+
+
+def idx_reader(
+    folders: Sequence[str],
+    prefixes: dict[str, str],
+    class_names: Sequence[str] | None = None,
+    transpose: bool = False,
+) -> Reader:
+    """Reader of a pair of idx files ``{prefix}-images-idx3-ubyte[.gz]`` and ``{prefix}-labels-idx1-ubyte[.gz]``.
+
+    Args:
+        folders: names under a root.
+        prefixes: file prefix by split; ``{option}`` fields are filled from the request's options.
+        class_names: by label.
+        transpose: pictures are stored column by column (EMNIST).
+    """
+
+    def read(request: Request) -> Rows | None:
+        stem = prefixes[request.split].format(**request.options)
+        images = find_file(request.roots, folders, [f"{stem}-images-idx3-ubyte.gz", f"{stem}-images-idx3-ubyte"])
+        if images is None:
+            return None
+        beside = [f"{stem}-labels-idx1-ubyte.gz", f"{stem}-labels-idx1-ubyte"]
+        labels = find_file([images.parent], ["."], beside)
+        if labels is None:
+            raise ValueError(f"{images} is there but its labels {beside[0]} are not")
+        pictures = read_idx(images)
+        if transpose:
+            pictures = pictures.transpose(0, 2, 1)
+        return Rows(read_idx(labels), pictures.__getitem__, class_names=class_names)
+
+    return read
+
+
+def npz_file_reader(folder: str, file: str, note: str) -> Reader:
+    """Reader of ``folder/file`` with ``x_{split}``, ``y_{split}`` and perhaps ``class_names``."""
+
+    def read(request: Request) -> Rows | None:
+        path = find_file(request.roots, [folder], [file])
+        if path is None:
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            pictures, labels = archive[f"x_{request.split}"], archive[f"y_{request.split}"]
+            names = archive["class_names"].tolist() if "class_names" in archive else None
+        return Rows(labels, pictures.__getitem__, class_names=names, notes=(note,))
+
+    return read
+
+
+def sklearn_reader(loader: str) -> Reader:
+    """Reader of a set bundled with scikit-learn; the pictures of ``digits`` (0..16) are divided by 16."""
+
+    def read(request: Request) -> Rows | None:
+        bundle = getattr(optional_import("sklearn.datasets", needed_for=f"load({request.name!r})"), loader)()
+        if "images" in bundle:
+            pictures = (bundle.images / 16).astype(np.float32)
+            return Rows(bundle.target, pictures.__getitem__, notes=("values 0..16 divided by 16",))
+        return Rows(bundle.target, bundle.data.__getitem__, class_names=[str(name) for name in bundle.target_names])
+
+    return read

@@ -1,0 +1,83 @@
+"""Data sets that torchvision knows, read from its folders or downloaded by it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from otdd_flash.data.rows import Rows
+from otdd_flash.data.sources import Reader, Request, cache_root, not_found
+from otdd_flash.data.torch_sets import map_rows
+from otdd_flash.errors import MissingDependencyError, optional_import
+
+_TIMEOUT_S = 20.0
+
+
+def torchvision_reader(
+    cls: str,
+    splits: Mapping[str, Mapping[str, Any]],
+    *,
+    note: str | None = None,
+    only_under: str | None = None,
+) -> Reader:
+    """Reader of a torchvision data set.
+
+    Args:
+        cls: name of the class in ``torchvision.datasets``.
+        splits: constructor arguments by split; ``"{option}"`` values are filled from the request's options.
+        note: remark for the data set.
+        only_under: read what is in this folder of a root and never download (a later reader has a better idea).
+    """
+
+    def read(request: Request) -> Rows | None:
+        keywords = _filled(splits[request.split], request.options)
+        roots = [root for root in request.roots if only_under is None or (root / only_under).is_dir()]
+        if not roots:
+            return None
+        try:
+            module = optional_import("torchvision.datasets", needed_for=f"load({request.name!r})")
+        except MissingDependencyError as error:
+            raise FileNotFoundError(not_found(request, f"it cannot be downloaded: {error}")) from error
+        for root in roots:
+            with contextlib.suppress(RuntimeError, FileNotFoundError, OSError):
+                return _rows(getattr(module, cls), root, keywords, note)
+        if only_under is not None or not request.download:
+            return None
+        root = cache_root()
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            with _quick_timeout(), contextlib.redirect_stdout(sys.stderr):
+                return _rows(getattr(module, cls), root, {**keywords, "download": True}, note)
+        except (RuntimeError, OSError) as error:
+            line = str(error).splitlines()[0] if str(error) else ""
+            raise FileNotFoundError(
+                not_found(request, f"the download failed ({type(error).__name__}: {line})")
+            ) from error
+
+    return read
+
+
+def _rows(cls: Any, root: Path, keywords: Mapping[str, Any], note: str | None) -> Rows:
+    """Rows of the torchvision set under ``root``."""
+    rows = map_rows(cls(root=str(root), **keywords))
+    return Rows(rows.labels, rows.fetch, class_names=rows.class_names, notes=(note,) if note else ())
+
+
+def _filled(keywords: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Constructor arguments with ``"{option}"`` replaced by the option's value."""
+    return {key: value.format(**options) if isinstance(value, str) else value for key, value in keywords.items()}
+
+
+@contextlib.contextmanager
+def _quick_timeout() -> Iterator[None]:
+    """A blocked network must fail in seconds, not hang."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from otdd_flash import from_arrays
+
+X4 = np.arange(12.0).reshape(4, 3)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        [3, 7, 3, 9],
+        np.array([3, 7, 3, 9], dtype=np.uint8),
+        torch.tensor([3.0, 7.0, 3.0, 9.0]),
+        ["cat", "dog", "cat", "eel"],
+        pd.Series(["cat", "dog", "cat", "eel"], dtype="category"),
+        pd.Series([3, 7, 3, 9], dtype="Int64"),
+        [(0, 1), (1, 0), (0, 1), (1, 1)],
+        [torch.tensor(3), torch.tensor(7), torch.tensor(3), torch.tensor(9)],
+        np.eye(5)[[0, 2, 0, 4]],
+        np.eye(5, dtype=bool)[[0, 2, 0, 4]].tolist(),
+        torch.eye(5, dtype=torch.bfloat16)[[0, 2, 0, 4]],
+        np.array([[3], [7], [3], [9]]),
+    ],
+)
+def test_labels_of_any_kind_become_the_same_compact_ids(y):
+    data = from_arrays(X4, y)
+    assert data.y.tolist() == [0, 1, 0, 2]
+    assert data.y.dtype == torch.int64
+    assert data.class_counts.tolist() == [2, 1, 1]
+
+
+def test_class_names_keep_the_original_values():
+    assert from_arrays(X4, [3, 7, 3, 9]).class_names == ("3", "7", "9")
+    assert from_arrays(X4, [2, 0, 2, 1], class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+    assert from_arrays(X4, [3, 7, 3, 9], class_names={3: "x", 7: "y", 9: "z", 11: "w"}).class_names == ("x", "y", "z")
+    with pytest.raises(ValueError, match="3 names, indexed by label, but a label is 9"):
+        from_arrays(X4, [0, 1, 0, 9], class_names=["a", "b", "c"])
+    with pytest.raises(ValueError, match="no name for label 'eel'"):
+        from_arrays(X4, ["cat", "dog", "cat", "eel"], class_names={"cat": "Cat", "dog": "Dog"})
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        [0, -1, 1, 0],
+        ["a", None, "b", "a"],
+        [0.0, float("nan"), 1.0, 0.0],
+        np.array([0.0, np.nan, 1.0, 0.0], dtype=np.float16),
+        pd.Series([5, None, 6, 5]),
+        pd.Series([5, None, 6, 5], dtype="Int64"),
+        pd.Series(["u", None, "v", "u"]),
+    ],
+)
+def test_unlabelled_rows_are_dropped_and_counted(y):
+    data = from_arrays(X4, y)
+    assert data.y.tolist() == [0, 1, 0]
+    assert data.ids.tolist() == [0, 2, 3]
+    assert data.dropped == {"unlabelled": 1}
+    assert torch.equal(data.x, torch.as_tensor(X4)[[0, 2, 3]])
+
+
+def test_plus_minus_labels_are_said_to_be_half_unlabelled():
+    with pytest.warns(UserWarning, match="-1 means unlabelled"):
+        assert from_arrays(X4, [-1, 1, 1, -1]).n == 2
+
+
+def test_targets_and_multi_labels_are_refused_with_advice():
+    for y in ([0.5, 1.0, 2.0, 3.25], [0.5, None, 1, 2], torch.tensor([0.1, 0.2, 0.3, 0.4])):
+        with pytest.raises(ValueError, match=r"real-valued targets.*bin the target"):
+            from_arrays(X4, y)
+    with pytest.raises(ValueError, match=r"multi-label rows \(row 1 has 2 labels\)"):
+        from_arrays(X4, [[1, 0], [1, 1], [0, 1], [1, 0]])
+    with pytest.raises(ValueError, match="class probabilities"):
+        from_arrays(X4, [[0.9, 0.1], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
+    with pytest.raises(ValueError, match="looks like a real-valued target"):
+        from_arrays(np.zeros((50, 1)), np.arange(50.0))
+    with pytest.raises(ValueError, match="cannot be class labels"):
+        from_arrays(X4, [{1}, {2}, {1}, {2}])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool, torch.float16, torch.bfloat16])
+def test_features_become_float32_of_the_same_value(dtype):
+    x = (torch.arange(12).reshape(4, 3) % 2).to(dtype)
+    data = from_arrays(x, [0, 1, 0, 1])
+    assert data.x.dtype == torch.float32
+    assert torch.equal(data.x, x.float())
+
+
+def test_wide_floats_and_large_integers_stay_exact():
+    assert from_arrays(X4, [0, 1, 0, 1]).x.dtype == torch.float64
+    big = np.array([[2**24 + 1], [1]])
+    assert from_arrays(big, [0, 1]).x.flatten().tolist() == [2**24 + 1, 1]
+    assert from_arrays(np.array([[2**40], [1]], dtype=np.uint64), [0, 1]).x[0, 0] == 2**40
+
+
+def test_strides_byte_order_read_only_memory_and_frames_do_not_matter():
+    base = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    y = [0, 1, 2, 0, 1, 2]
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    for x in (
+        np.asfortranarray(base), base[::-1].copy()[::-1], base.astype(">f4"), frozen, pd.DataFrame(base), base.tolist(),
+        torch.from_numpy(base.T.copy()).T, list(torch.from_numpy(base)), base.astype(object),
+        torch.from_numpy(base).to_sparse(),
+    ):  # fmt: skip
+        assert np.array_equal(from_arrays(x, y).x.numpy(), base)
+
+
+def test_a_gradient_flows_back_in_the_inputs_dtype():
+    x = torch.ones(4, 2, dtype=torch.float16, requires_grad=True)
+    from_arrays(x, [0, 1, 0, -1]).x.sum().backward()
+    assert x.grad.dtype == torch.float16
+    assert x.grad.tolist() == [[1, 1], [1, 1], [1, 1], [0, 0]]
+
+
+def test_text_ragged_and_complex_features_are_refused():
+    with pytest.raises(ValueError, match=r"columns \['city'\] are not numeric"):
+        from_arrays(pd.DataFrame({"a": [1, 2], "city": ["x", "y"]}), [0, 1])
+    with pytest.raises(ValueError, match="embedder"):
+        from_arrays(np.array([["a"], ["b"]]), [0, 1])
+    with pytest.raises(ValueError, match="different lengths"):
+        from_arrays([[1.0], [1.0, 2.0]], [0, 1])
+    with pytest.raises(ValueError, match="complex"):
+        from_arrays(np.ones((2, 2), dtype=complex), [0, 1])
+
+
+def test_nan_and_infinity_are_refused_with_count_and_first_row():
+    x = np.ones((5, 2))
+    x[2, 1], x[4, 0] = np.nan, np.inf
+    with pytest.raises(ValueError, match="2 rows with NaN or infinite features, the first is row 2"):
+        from_arrays(x, [0, 1, 0, 1, 0])
+    assert from_arrays(x, [0, 1, None, 1, None]).n == 3
+    assert from_arrays(np.full((2, 2), 3e38, dtype=np.float32), [0, 1]).n == 2  # the sum overflows, the values do not
+
+
+def test_empty_and_mismatched_input_is_refused():
+    with pytest.raises(ValueError, match="zero rows"):
+        from_arrays(np.zeros((0, 3)), [])
+    with pytest.raises(ValueError, match=r"X has shape \(4, 3\), y has 3 labels"):
+        from_arrays(X4, [0, 1, 2])
+    with pytest.raises(ValueError, match=r"reshape\(-1, 1\)"):
+        from_arrays(np.zeros(4), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match=r"no sample is left of 4; dropped: \{'unlabelled': 4\}"):
+        from_arrays(X4, [-1, -1, None, -1])
+    assert from_arrays(np.zeros((3, 2)), [0, 0, 0]).num_classes == 1  # all rows identical is allowed
+
+
+def test_weights_are_normalised_in_float64_with_a_note():
+    data = from_arrays(X4, [0, 1, 0, 1], weights=[1, 0, 2, 1])
+    assert data.weights.dtype == torch.float64
+    assert data.weights.tolist() == [0.25, 0.5, 0.25]
+    assert data.dropped == {"zero weight": 1}
+    assert data.ids.tolist() == [0, 2, 3]
+    assert any("summed to 4" in note for note in data.notes)
+    quiet = from_arrays(X4, [0, 1, 0, 1], weights=torch.full((4,), 0.25))
+    assert not any("summed" in note for note in quiet.notes)
+    lost = from_arrays(X4, [0, None, 0, 1], weights=[1, 5, 2, 1])
+    assert lost.weights.tolist() == [0.25, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0] * 3, r"shape \(3,\), but there are 4 samples"),
+        ([[1.0]] * 4, r"shape \(4, 1\)"),
+        ([1, -0.5, 1, -2], "2 are not, the first is -0.5 in row 1"),
+        ([1, float("nan"), 1, 1], "1 are not, the first is nan in row 1"),
+        ([0, 0, 0, 0], "all zero"),
+    ],
+)
+def test_bad_weights_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays(X4, [0, 1, 0, 1], weights=weights)
+
+
+def test_duplicated_rows_have_the_weight_of_one_row_weighted_twice():
+    twice = from_arrays(np.repeat(X4, 2, axis=0), np.repeat([0, 1, 0, 1], 2))
+    weighted = from_arrays(X4, [0, 1, 0, 1], weights=[2, 2, 2, 2])
+    assert torch.equal(twice.normalised_weights.reshape(4, 2).sum(1), weighted.normalised_weights)
+
+
+def test_small_classes_are_dropped_only_when_asked():
+    y = [1, 1, 2, 2, 5]
+    x = np.eye(5)
+    assert from_arrays(x, y).num_classes == 3
+    with pytest.warns(UserWarning, match=r"min_class_size=2 drops 1 classes with 1 samples: \['5'\]"):
+        data = from_arrays(x, y, min_class_size=2)
+    assert data.class_names == ("1", "2")
+    assert data.dropped == {"class under min_class_size": 1}
+
+
+def test_labels_that_cannot_reach_the_features_device_are_refused():
+    with pytest.raises(ValueError, match="features are on cpu and labels or weights on meta"):
+        from_arrays(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64, device="meta"))
+
+
+PICTURES = np.random.default_rng(1).integers(0, 256, size=(6, 5, 4, 3), dtype=np.uint8)
+Y6 = [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        PICTURES,
+        PICTURES.transpose(0, 3, 1, 2),
+        PICTURES.astype(np.int64),
+        torch.from_numpy(PICTURES.transpose(0, 3, 1, 2).copy()).float() / 255,
+        torch.from_numpy(PICTURES).float().div(255),
+        (PICTURES / 255).astype(np.float32),
+        np.concatenate([PICTURES, PICTURES[..., :1]], axis=3),
+    ],
+)
+def test_pictures_in_every_form_are_the_same_rows(x):
+    data = from_arrays(x, Y6)
+    expected = PICTURES.transpose(0, 3, 1, 2).reshape(6, -1) / 255
+    assert data.image_shape == (3, 5, 4)
+    assert data.levels == 255
+    np.testing.assert_allclose(data.x.numpy(), expected, atol=1e-7)
+    assert any("alpha" in note for note in data.notes) == (x.shape[-1] == 4 and x.shape[1] == 5)
+
+
+def test_grey_pictures_flattened_rows_and_deeper_ones():
+    grey = PICTURES[..., 0]
+    data = from_arrays(grey, Y6)
+    assert data.image_shape == (5, 4)
+    flat = from_arrays(grey.reshape(6, -1), Y6, image_shape=(5, 4))
+    assert flat.fingerprint == data.fingerprint
+    assert flat.image_shape == (5, 4)
+    assert from_arrays(grey.reshape(6, -1), Y6).x.max() > 1  # plain integer features keep their values
+    deep = from_arrays(grey.astype(np.uint16) * 257, Y6)
+    np.testing.assert_allclose(deep.x.numpy(), grey.reshape(6, -1) / 255, atol=1e-6)
+    with pytest.raises(ValueError, match="does not fit"):
+        from_arrays(grey.reshape(6, -1), Y6, image_shape=(5, 5))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_eight_bit_grid_is_detected_not_assumed(dtype):
+    x = (np.arange(256).reshape(32, 8) / 255).astype(dtype)
+    y = np.arange(32) % 2
+    assert from_arrays(x, y).levels == 255
+    for row, column in ((0, 3), (31, 7), (17, 0)):
+        off = x.copy()
+        off[row, column] = 0.5003
+        assert from_arrays(off, y).levels is None
+    assert from_arrays(x + 1, y).levels is None
+    assert from_arrays(x - 1, y).levels is None
