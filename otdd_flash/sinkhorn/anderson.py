@@ -1,0 +1,91 @@
+"""Anderson acceleration of Sinkhorn's fixed point, for a batch of problems, without host synchronisation.
+
+With ``z = (f, g)/eps`` and residuals ``R(z) = (log(a/r), log(b/c))`` the next iterate is
+
+    z + theta R - sum_k alpha_k (dz_k + theta dR_k),      alpha = argmin |R - sum_k alpha_k dR_k|
+
+over the differences of the last passes, in the norm weighted by the masses (Walker and Ni 2011). On the linearised
+problem this is a Krylov method: it finds the few slow directions of a Sinkhorn iteration itself, where over-relaxation
+needs its one parameter tuned. A problem whose error grows forgets its history and takes plain steps for a while.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MEMORY = 8
+_SYMMETRIC_MIXING = 2.0 / 3.0
+_REGULARISATION = 1e-10  # of the Gram matrix, relative to its largest diagonal entry
+_GROWTH = 4.0  # times the best error so far that makes a problem forget its history
+_PLAIN_STEPS = 4  # taken after that
+_LONGEST = 10.0  # times the largest residual (plus one epsilon) that an accelerated step may be
+
+
+class Anderson:
+    """History and safeguards of one solve; see the module.
+
+    Args:
+        a: ``(B, N)`` float64 weights.
+        b: ``(B, M)`` float64 weights.
+        symmetric: ``(B, 1)`` bool; such problems have a first potential only.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, symmetric: Tensor) -> None:
+        batch, self.n = a.shape
+        self.root = torch.cat([a, torch.where(symmetric, 0.0, b)], 1).sqrt()
+        self.mixing = torch.where(symmetric, _SYMMETRIC_MIXING, 1.0).to(a)
+        shape = (batch, MEMORY, self.root.shape[1])
+        self.moves, self.changes = a.new_zeros(shape), a.new_zeros(shape)
+        self.last: tuple[Tensor, Tensor] | None = None
+        self.best = a.new_full((batch, 1), torch.inf)
+        self.plain = a.new_full((batch, 1), 1.0)  # plain steps still to take; the first one starts the history
+        self.slot = 0
+
+    def step(
+        self, f: Tensor, g: Tensor, steps: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor], error: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The next move of ``(f, g)`` in epsilons.
+
+        Args:
+            f: ``(B, N)`` first potentials.
+            g: ``(B, M)`` second potentials.
+            steps: full Sinkhorn steps of both, in epsilons.
+            plain: the safe step to take without history.
+            error: ``(B,)`` marginal error at ``(f, g)``.
+            eps: epsilon.
+        """
+        z, residual = torch.cat([f, g], 1) / eps, torch.cat(steps, 1)
+        self._remember(z, residual)
+        self._guard(error[:, None])
+        accelerated = self._combine(residual)
+        longest = accelerated.abs().amax(1, keepdim=True)
+        sane = longest <= 1.0 + _LONGEST * residual.abs().amax(1, keepdim=True)  # False for NaN as well
+        chosen = torch.where((self.plain <= 0) & sane, accelerated, torch.cat(plain, 1))
+        self.plain = self.plain - 1
+        return chosen[:, : self.n], chosen[:, self.n :]
+
+    def _remember(self, z: Tensor, residual: Tensor) -> None:
+        if self.last is not None:
+            self.moves[:, self.slot] = z - self.last[0]
+            self.changes[:, self.slot] = residual - self.last[1]
+            self.slot = (self.slot + 1) % MEMORY
+        self.last = (z, residual)
+
+    def _guard(self, error: Tensor) -> None:
+        grown = ~(error <= _GROWTH * self.best)
+        self.plain = torch.where(grown & (self.plain <= 0), float(_PLAIN_STEPS), self.plain)
+        keep = (self.plain <= 0).to(self.moves)[..., None]
+        self.moves, self.changes = self.moves * keep, self.changes * keep
+        self.best = torch.where(grown, error, torch.minimum(self.best, error))
+
+    def _combine(self, residual: Tensor) -> Tensor:
+        weighted = self.changes * self.root[:, None]
+        gram = weighted @ weighted.mT
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        ridge = _REGULARISATION * diagonal.amax(1, keepdim=True) + (diagonal == 0)  # an empty slot takes no part
+        gram = gram + torch.diag_embed(ridge)
+        right = weighted @ (self.root * residual)[..., None]
+        alpha, _ = torch.linalg.solve_ex(gram, right)
+        theta = self.mixing
+        return theta * residual - (alpha.mT @ (self.moves + theta[..., None] * self.changes))[:, 0]

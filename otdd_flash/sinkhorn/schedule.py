@@ -1,0 +1,23 @@
+"""Epsilon annealing: from the largest cost down to the target."""
+
+from __future__ import annotations
+
+import math
+
+
+def annealing(largest: float, epsilon: float, scaling: float) -> list[float]:
+    """Epsilons above the target, in falling order: ``largest * scaling^(2k)`` while above ``epsilon``.
+
+    Args:
+        largest: an upper bound of the cost, where the plan is all but independent.
+        epsilon: the target, not part of the list.
+        scaling: factor of ``sqrt(epsilon)`` per step, in ``(0, 1)`` (as GeomLoss counts it).
+
+    >>> annealing(16.0, 1.0, 0.5)
+    [16.0, 4.0]
+    """
+    if largest <= epsilon:
+        return []
+    ratio = scaling**2
+    steps = math.ceil(math.log(epsilon / largest) / math.log(ratio) - 1e-9)
+    return [largest * ratio**k for k in range(steps)]
