@@ -26,9 +26,9 @@ def run(config: DistanceConfig, job: Job) -> None:
     Raises:
         NotConvergedError: under ``strict``, after the result was printed and written.
     """
+    check_format(config.output.format)
     from otdd_flash.distance import dataset_distance
 
-    check_format(config.output.format)
     start = time.perf_counter()
     source, target = (load_side(side, config.seed) for side in (config.source, config.target))
     load_seconds = time.perf_counter() - start

@@ -19,7 +19,6 @@ from otdd_flash.cli.tasks import Job
 
 _DISTRIBUTION = "otdd-flash"
 _PACKAGES = (
-    "torch",
     "triton",
     "torchvision",
     "datasets",
@@ -52,6 +51,7 @@ def versions() -> dict[str, str | None]:
     return {
         "otdd_flash": __version__,
         "python": platform.python_version(),
+        "torch": str(torch.__version__),
         **{package: _version(package) for package in _PACKAGES},
     }
 
