@@ -1,0 +1,343 @@
+"""The Triton backend: a batch of problems over one packed operand, one launch per pass for all of them."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost
+from otdd_flash.kernels.apply_plan import apply_plan
+from otdd_flash.kernels.marginals import JOB_FIELDS, marginals
+from otdd_flash.kernels.ordered_sum import ordered_sum
+from otdd_flash.kernels.potentials import exponents
+from otdd_flash.kernels.scores import scores
+from otdd_flash.kernels.softmin import softmin
+from otdd_flash.ops import tuning
+from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
+from otdd_flash.ops.packing import PackedClouds, pack
+from otdd_flash.ops.tiles import Extent, JobList, TilePlan, ceil_div, tile_count
+
+_ALIGN = 256  # layouts are padded to a multiple of this, which every block size divides
+_PATTERNS = 16  # job lists kept, one per activity pattern
+_INTERPRETER_BUDGET = 256 << 20
+
+
+class FusedOperator:
+    """Triton implementation of :class:`otdd_flash.ops.base.PlanOperator`.
+
+    Args:
+        cost: clouds and ground cost.
+        problems: ordered pairs of clouds.
+        packed: the operand.
+        memory: ``streamed`` or ``cached``, already decided.
+        deterministic: fixed summation order.
+    """
+
+    def __init__(
+        self,
+        cost: DotProductCost,
+        problems: Sequence[Problem],
+        *,
+        packed: PackedClouds,
+        memory: Literal["streamed", "cached"],
+        deterministic: bool,
+    ):
+        self.cost, self.problems, self.packed = cost, tuple(problems), packed
+        self.device = packed.hi.device
+        self._arch = tuning.architecture(self.device)
+        sizes = [(cost.clouds[i].n, cost.clouds[j].n) for i, j in self.problems]
+        self._rows, self._cols = (ceil_div(max(s[k] for s in sizes), _ALIGN) * _ALIGN for k in (0, 1))
+        self.a = torch.stack([self.pack_rows(cost.clouds[i].weights, p) for p, (i, _) in enumerate(self.problems)])
+        self.b = torch.stack([self.pack_columns(cost.clouds[j].weights, p) for p, (_, j) in enumerate(self.problems)])
+        self._log_weight = torch.cat([self.a.flatten(), self.b.flatten()]).log2()
+        self._alpha = torch.cat([self._layout_alpha(0), self._layout_alpha(1)])
+        self._exponent = torch.empty(self._alpha.shape, dtype=torch.float32, device=self.device)
+        streamed = tuning.streamed_config(packed.mode, packed.width, self._arch)
+        self._config = tuning.cached_config(packed.mode, self._arch) if memory == "cached" else streamed
+        self._streamed = streamed
+        self._plan = TilePlan(
+            self._extents(), self._config.block_m, self._config.block_n, deterministic=deterministic,
+            slot_bytes=max(64 << 20, 256 * packed.hi.shape[0]),
+        )  # fmt: skip
+        self._partial = torch.empty(self._plan.slots, dtype=torch.float32, device=self.device)
+        self._lists: dict[tuple[bool, ...] | None, JobList] = {}
+        self._tiles = self._store_scores() if memory == "cached" else None
+        held = (self.a, self.b, self._log_weight, self._alpha, self._exponent, self._partial, self._tiles)
+        self.info = OperatorInfo(
+            "triton", packed.mode, memory,
+            packed.bytes + sum(t.numel() * t.element_size() for t in held if t is not None),
+        )  # fmt: skip
+
+    @classmethod
+    def build(
+        cls,
+        cost: DotProductCost,
+        problems: Sequence[Problem],
+        *,
+        epsilon: float,
+        precision: Precision = "auto",
+        memory: Memory = "auto",
+        memory_budget: int | None = None,
+        deterministic: bool = True,
+    ) -> FusedOperator:
+        """Pack the clouds and, where the budget allows and it pays, store the scores.
+
+        Args:
+            cost: clouds and ground cost.
+            problems: ordered pairs of cloud indices; ``(i, i)`` is symmetric.
+            epsilon: the smallest regularisation to come, in units of the cost (unused: the modes do not depend on it).
+            precision: operand mode; ``auto`` is ``int8`` on an 8-bit grid, else ``fp16x3``.
+            memory: ``streamed``, ``cached`` or ``auto``.
+            memory_budget: bytes for stored scores; default 0.6 of the free device memory.
+            deterministic: fixed summation order instead of atomic additions.
+
+        Raises:
+            ValueError: no problems, clouds on the CPU outside the interpreter, or a precision this backend lacks.
+        """
+        del epsilon
+        if not problems:
+            raise ValueError("problems must hold at least one pair of clouds, got none")
+        packed = pack(cost, precision)
+        budget = _free_bytes(cost.device) if memory_budget is None else memory_budget
+        need = 4 * _tile_elements(cost, problems, tuning.cached_config(packed.mode, tuning.architecture(cost.device)))
+        if memory == "cached" and need > budget:
+            raise ValueError(
+                f"memory='cached' needs {need / 2**30:.1f} GiB for the scores, over the budget of {budget / 2**30:.1f} "
+                "GiB; raise memory_budget or use memory='streamed'"
+            )
+        cached = memory == "cached" or (
+            memory == "auto" and need <= budget and tuning.caching_pays(packed.mode, packed.width)
+        )
+        return cls(
+            cost, problems, packed=packed, memory="cached" if cached else "streamed", deterministic=deterministic
+        )
+
+    def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
+        scale, slope = self._slopes(epsilon)
+        exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
+        jobs = self._job_list(active)
+        self._partial.zero_()
+        out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
+        marginals(
+            self._operand(self._config), self._tiles, self._exponent, self.packed.labels, self.packed.table, jobs.jobs,
+            self._partial, scale=slope if self._tiles is not None else scale, table_scale=-slope, config=self._config,
+        )  # fmt: skip
+        ordered_sum(self._partial, jobs.sums, out, block=self._config.block_n)
+        rows = self.a.numel()
+        return out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
+
+    def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
+        """Safe half step of all problems; see :class:`otdd_flash.ops.base.PlanOperator`."""
+        if side not in ("rows", "columns"):
+            raise ValueError(f"side must be rows or columns, got {side!r}")
+        scale, slope = self._slopes(epsilon)
+        rows = side == "rows"
+        f, g = (torch.zeros_like(self.a), potential) if rows else (potential, torch.zeros_like(self.b))
+        exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
+        own, weights = (self._alpha[: self.a.numel()], self.a) if rows else (self._alpha[self.a.numel() :], self.b)
+        splits, jobs = self._softmin_jobs(rows)
+        peak = torch.full((splits, own.numel()), -math.inf, dtype=torch.float32, device=self.device)
+        total = torch.zeros_like(peak)
+        softmin(
+            self._operand(self._streamed), self._exponent, self.packed.labels, self.packed.table, jobs, peak, total,
+            scale=scale, table_scale=-slope, config=self._streamed, fields=8,
+        )  # fmt: skip
+        value = torch.logsumexp(peak.to(torch.float64) * math.log(2.0) + total.to(torch.float64).log(), 0)
+        out = (own - value / (slope * math.log(2.0))).view(weights.shape)
+        return torch.where(self._inside(rows), out, 0.0)
+
+    def apply_plan(
+        self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``(P v, P^T u)`` of one problem; see :class:`otdd_flash.ops.base.PlanOperator`."""
+        i, j = self.problems[problem]
+        if i == j:
+            g = f
+        left, right = self.pack_rows(f, problem)[None], self.pack_columns(g, problem)[None]
+        scale, slope = self._slopes(epsilon)
+        rows, cols = self.a.numel(), self._cols
+        alpha, log_weight = (
+            torch.cat([t[problem * self._rows :][: self._rows], t[rows + problem * cols :][:cols]])
+            for t in (self._alpha, self._log_weight)
+        )
+        both = torch.empty(alpha.shape, dtype=torch.float32, device=self.device)
+        exponents(left, right, alpha, log_weight, slope, both)
+        sides = (both[: self._rows], both[self._rows :])
+        product = None if v is None else self._product(i, j, sides, v, scale, slope)
+        transposed = None if u is None else self._product(j, i, sides[::-1], u, scale, slope)
+        return product, transposed
+
+    def pack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """Cloud order ``(n,)`` to the row layout ``(N,)``."""
+        return self._pack(values, self.problems[problem][0], self._rows)
+
+    def pack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """Cloud order ``(m,)`` to the column layout ``(M,)``."""
+        return self._pack(values, self.problems[problem][1], self._cols)
+
+    def unpack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """Row layout ``(N,)`` to cloud order ``(n,)``."""
+        return self._unpack(values, self.problems[problem][0])
+
+    def unpack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """Column layout ``(M,)`` to cloud order ``(m,)``."""
+        return self._unpack(values, self.problems[problem][1])
+
+    def _pack(self, values: Tensor, cloud: int, size: int) -> Tensor:
+        order = self.packed.order[cloud]
+        out = torch.zeros(size, dtype=torch.float64, device=self.device)
+        out[: len(values)] = values if order is None else values[order]
+        return out
+
+    def _unpack(self, values: Tensor, cloud: int) -> Tensor:
+        order, n = self.packed.order[cloud], self.cost.clouds[cloud].n
+        if order is None:
+            return values[:n].clone()
+        out = torch.empty(n, dtype=values.dtype, device=values.device)
+        out[order] = values[:n]
+        return out
+
+    def _layout_alpha(self, side: int) -> Tensor:
+        """``alpha`` of every problem's clouds on one side, in the flat layout."""
+        size = (self._rows, self._cols)[side]
+        out = torch.zeros(len(self.problems), size, dtype=torch.float64, device=self.device)
+        for p, pair in enumerate(self.problems):
+            start, n = self.packed.offsets[pair[side]], self.cost.clouds[pair[side]].n
+            out[p, :n] = self.packed.alpha[start : start + n]
+        return out.flatten()
+
+    def _inside(self, rows: bool) -> Tensor:
+        """True where a layout holds a point."""
+        side, size = (0, self._rows) if rows else (1, self._cols)
+        counts = torch.tensor([self.cost.clouds[pair[side]].n for pair in self.problems], device=self.device)
+        return torch.arange(size, device=self.device)[None, :] < counts[:, None]
+
+    def _extents(self) -> list[Extent]:
+        """Where each problem's operand rows, exponents, sums and tiles are."""
+        extents, tile, start = [], 0, len(self.problems) * self._rows
+        for p, (i, j) in enumerate(self.problems):
+            row, col = p * self._rows, start + p * self._cols
+            extent = Extent(
+                n=self.cost.clouds[i].n, m=self.cost.clouds[j].n, row_base=self.packed.offsets[i],
+                col_base=self.packed.offsets[j], u=row, v=row if i == j else col, tile=tile, symmetric=i == j,
+                r=row, c=col,
+            )  # fmt: skip
+            tile += tile_count(extent, self._config.block_m, self._config.block_n)
+            extents.append(extent)
+        return extents
+
+    def _job_list(self, active: Tensor | None) -> JobList:
+        """Device job list of an activity pattern, built once."""
+        key = None if active is None or bool(active.all()) else tuple(active.tolist())
+        if key not in self._lists:
+            if len(self._lists) >= _PATTERNS:
+                self._lists.pop(next(k for k in self._lists if k is not None))
+            self._lists[key] = self._plan.jobs(None if key is None else list(key), self.device)
+        return self._lists[key]
+
+    def _slopes(self, epsilon: float) -> tuple[float, float]:
+        """``(per unit of the dot product, per unit of the cost)``, base 2; consistent to the last bit of float32."""
+        slope = math.log2(math.e) / epsilon
+        scale = struct.unpack("f", struct.pack("f", self.packed.scale * slope))[0]
+        if self._tiles is not None or self.packed.scale == 0.0:
+            return scale, struct.unpack("f", struct.pack("f", slope))[0]
+        return scale, scale / self.packed.scale
+
+    def _operand(self, config: tuning.KernelConfig) -> tuple[tuple[object, ...], int]:
+        """The four operand arguments of a kernel and the padded width."""
+        hi = self.packed.hi
+        lo = hi if self.packed.lo is None else self.packed.lo
+        return (hi, lo, hi, lo), self.packed.width
+
+    def _store_scores(self) -> Tensor:
+        """Write all score tiles once."""
+        count = sum(tile_count(e, self._config.block_m, self._config.block_n) for e in self._plan.extents)
+        tiles = torch.empty(
+            count * self._config.block_m * self._config.block_n, dtype=torch.float32, device=self.device
+        )
+        config = tuning.fill_config(self._config, self.packed.mode, self._arch)
+        scores(
+            self._operand(config), tiles, self.packed.labels, self.packed.table, self._job_list(None).jobs,
+            cost_scale=self.packed.scale, config=config, fields=JOB_FIELDS,
+        )  # fmt: skip
+        return tiles
+
+    def _softmin_jobs(self, rows: bool) -> tuple[int, Tensor]:
+        """Number of column splits and the jobs ``(jobs, 8)`` of one side."""
+        config, extents = self._streamed, self._plan.extents
+        blocks = sum(ceil_div(e.n if rows else e.m, config.block_m) for e in extents)
+        longest = max(ceil_div(e.m if rows else e.n, config.block_n) for e in extents)
+        splits = max(1, min(longest, ceil_div(512, blocks), 16))
+        lists = []
+        for e in extents:
+            n, m, base, other = (e.n, e.m, e.row_base, e.col_base) if rows else (e.m, e.n, e.col_base, e.row_base)
+            own = e.r if rows else e.c - self.a.numel()
+            block, split = (
+                t.reshape(-1)
+                for t in torch.meshgrid(torch.arange(ceil_div(n, config.block_m)), torch.arange(splits), indexing="ij")
+            )
+            col_blocks = ceil_div(m, config.block_n)
+            share = ceil_div(col_blocks, splits)
+            out = torch.zeros(len(block), 8, dtype=torch.int64)
+            size = self.a.numel() if rows else self.b.numel()
+            for column, value in enumerate((base, other, e.c if rows else e.r, base + n)):
+                out[:, column] = value
+            out[:, 4], out[:, 5] = block, (split * share).clamp_max(col_blocks)
+            out[:, 6], out[:, 7] = ((split + 1) * share).clamp_max(col_blocks), own + split * size
+            lists.append(out)
+        return splits, torch.cat(lists).to(self.device)
+
+    def _product(
+        self, i: int, j: int, sides: tuple[Tensor, Tensor], values: Tensor, scale: float, slope: float
+    ) -> Tensor:
+        """``P values`` for clouds ``i`` (rows) and ``j`` (columns) whose exponents are ``sides``."""
+        n, m = self.cost.clouds[i].n, self.cost.clouds[j].n
+        if values.dim() != 2 or len(values) != m:
+            raise ValueError(f"the matrix must have one row for each of the {m} points, got {tuple(values.shape)}")
+        width = values.shape[1]
+        config = tuning.apply_config(self.packed.mode, width, self._arch)
+        order, back = self.packed.order[j], self.packed.order[i]
+        right = torch.zeros(
+            ceil_div(width, config.block_w) * config.block_w, len(sides[1]), dtype=torch.float32, device=self.device
+        )
+        right[:width, :m] = (values if order is None else values[order]).T
+        row_blocks, col_blocks = ceil_div(n, config.block_m), ceil_div(m, config.block_n)
+        chunks = right.shape[0] // config.block_w
+        share = ceil_div(col_blocks, min(col_blocks, 16, ceil_div(512, row_blocks * chunks)))
+        out = torch.empty(
+            ceil_div(col_blocks, share), row_blocks * config.block_m, right.shape[0], dtype=torch.float32,
+            device=self.device,
+        )  # fmt: skip
+        apply_plan(
+            self._operand(config), sides, right, self.packed.labels, self.packed.table, out,
+            rows=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
+            cols=(self.packed.offsets[j], col_blocks, share), scale=scale, table_scale=-slope, config=config,
+        )  # fmt: skip
+        summed = out.sum(0, dtype=torch.float64)[:n, :width]
+        if back is None:
+            return summed
+        result = torch.empty_like(summed)
+        result[back] = summed
+        return result
+
+
+def _tile_elements(cost: DotProductCost, problems: Sequence[Problem], config: tuning.KernelConfig) -> int:
+    """Stored scores of all problems."""
+    total = 0
+    for i, j in problems:
+        extent = Extent(cost.clouds[i].n, cost.clouds[j].n, 0, 0, 0, 0, 0, i == j, 0, 0)
+        total += tile_count(extent, config.block_m, config.block_n)
+    return total * config.block_m * config.block_n
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Default budget for stored scores."""
+    if device.type != "cuda":
+        return _INTERPRETER_BUDGET
+    return int(0.6 * torch.cuda.mem_get_info(device)[0])

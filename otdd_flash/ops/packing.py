@@ -1,0 +1,173 @@
+"""All clouds of a cost in one operand: what the kernels read.
+
+    C_ij = alpha_i + alpha_j - scale <z_i, z_j> + table[l_i, l_j],       alpha_i = (scale / 2) |z_i|^2
+
+``z`` are the points, centred, scaled and rounded to the operand's precision; ``alpha`` is taken in float64 from the
+rounded values, so a solve is exact for a slightly moved cloud and ``C_ii = 0``. Rows are sorted by class within a
+cloud. Everything is packed in blocks of rows, so that the operand is the only large allocation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost
+from otdd_flash.ops.tuning import width_multiple
+
+SPARE_ROWS = 256  # a tile may run past the last cloud by less than this
+_BLOCK = 1 << 22  # elements handled at a time
+_DTYPES = {"int8": torch.int8, "fp16": torch.float16, "fp16x3": torch.float16, "tf32": torch.float32,
+           "fp32": torch.float32}  # fmt: skip
+_GRIDS = (255.0, 1.0, 256.0, 128.0, 16.0)  # levels per unit: images in [0, 1], raw bytes, dyadic grids, digits / 16
+
+
+@dataclass(frozen=True, eq=False)
+class PackedClouds:
+    """The packed operand of a cost."""
+
+    mode: str
+    hi: Tensor  # (rows + spare, width)
+    lo: Tensor | None  # low halves, fp16x3 only
+    scale: float  # cost per unit of the dot product: C = alpha + alpha' - scale <z, z'> + T
+    alpha: Tensor  # (rows + spare,) float64
+    labels: Tensor | None  # (rows + spare,) int32
+    table: Tensor | None  # (c, c) float32
+    offsets: tuple[int, ...]  # first row of each cloud
+    order: tuple[Tensor | None, ...]  # packed position -> row of the cloud, None for the identity
+
+    @property
+    def width(self) -> int:
+        """Padded operand width."""
+        return self.hi.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+        held = (self.hi, self.lo, self.alpha, self.labels, self.table)
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Points as integers: ``x = (z + offset) / levels`` with ``z`` in int8."""
+
+    levels: float
+    offset: Tensor  # (d,) float64, integers
+
+
+def pack(cost: DotProductCost, precision: str) -> PackedClouds:
+    """Pack all clouds of ``cost``; ``auto`` takes ``int8`` on an 8-bit grid and ``fp16x3`` elsewhere.
+
+    Raises:
+        ValueError: ``fp64`` (float64 runs on the torch backend), or ``int8`` for points that lie on no 8-bit grid.
+    """
+    if precision == "fp64":
+        raise ValueError("precision='fp64' is not available on backend='triton'; use backend='torch', or 'fp16x3'")
+    if precision not in ("auto", *_DTYPES):
+        raise ValueError(f"precision must be auto, {', '.join(_DTYPES)} or fp64, got {precision!r}")
+    grid = find_grid(cost) if precision in ("auto", "int8") else None
+    if precision == "int8" and grid is None:
+        raise ValueError(
+            "precision='int8' needs features that are integer multiples of one step with at most 256 levels "
+            f"(tried steps {', '.join(f'1/{levels:g}' for levels in _GRIDS)}); use precision='auto' or 'fp16x3'"
+        )
+    mode = ("int8" if grid is not None else "fp16x3") if precision == "auto" else precision
+    unit = grid.levels if grid is not None else _power_of_two(cost) if mode.startswith("fp16") else 1.0
+    return _fill(cost, mode, unit, None if grid is None else grid.offset)
+
+
+def find_grid(cost: DotProductCost) -> Grid | None:
+    """The 8-bit grid that all points lie on, or ``None``; the offset centres every feature as its range allows."""
+    if cost.clouds[0].points.shape[1] > 1 << 16:
+        return None  # products reach 2^14: sums of more than 2^16 of them could overflow int32
+    found = (_on_grid(cost, levels) for levels in _GRIDS)
+    return next((grid for grid in found if grid is not None), None)
+
+
+def _on_grid(cost: DotProductCost, levels: float) -> Grid | None:
+    """The grid of one step, or ``None`` at the first block of points that leaves it."""
+    d = cost.clouds[0].points.shape[1]
+    low = torch.full((d,), math.inf, dtype=torch.float64, device=cost.device)
+    high, mean = -low, torch.zeros_like(low)
+    for count, block in enumerate(_blocks(cost)):
+        scaled = block.to(torch.float64) * levels
+        nearest = scaled.round()
+        slack = 1e-9 if block.dtype == torch.float64 else 2.0**-14
+        low, high = torch.minimum(low, nearest.amin(0)), torch.maximum(high, nearest.amax(0))
+        if float((scaled - nearest).abs().max()) > slack or float((high - low).max()) > 255:
+            return None
+        mean += (nearest.mean(0) - mean) / (count + 1)
+    return Grid(levels, torch.maximum(torch.minimum(mean.round(), low + 128), high - 127))
+
+
+def _blocks(cost: DotProductCost) -> Iterator[Tensor]:
+    """Blocks of rows of all clouds."""
+    for cloud in cost.clouds:
+        rows = max(1, _BLOCK // max(cloud.points.shape[1], 1))
+        yield from cloud.points.split(rows)
+
+
+def _power_of_two(cost: DotProductCost) -> float:
+    """The power of two that brings the largest centred coordinate just under 2^14: no overflow, least underflow."""
+    peak = 0.0
+    for block in _blocks(cost):
+        values = block.to(torch.float64)
+        peak = max(peak, float((values if cost.center is None else values - cost.center).abs().max()))
+    return 2.0 ** (14 - math.frexp(peak)[1]) if peak > 0 else 1.0
+
+
+def _rounded(z: Tensor, mode: str) -> tuple[Tensor, Tensor | None, Tensor]:
+    """High and low operands of float64 ``z``, and ``|z|^2`` of what was kept."""
+    if mode == "tf32":
+        bits = z.to(torch.float32).view(torch.int32)
+        hi = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+    else:
+        hi = z.to(_DTYPES[mode])
+    kept = hi.to(torch.float64)
+    if mode != "fp16x3":
+        return hi, None, kept.square().sum(1)
+    lo = (z - kept).to(torch.float16)
+    return hi, lo, (kept * (kept + 2.0 * lo.to(torch.float64))).sum(1)
+
+
+def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -> PackedClouds:
+    """Allocate and write the operand block by block."""
+    d, device = cost.clouds[0].points.shape[1], cost.device
+    sizes = [cloud.n for cloud in cost.clouds]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    total = sum(sizes) + SPARE_ROWS
+    width = -(-d // width_multiple(mode)) * width_multiple(mode)
+    hi = torch.zeros(total, width, dtype=_DTYPES[mode], device=device)
+    lo = torch.zeros_like(hi) if mode == "fp16x3" else None
+    alpha = torch.zeros(total, dtype=torch.float64, device=device)
+    labels = None if cost.table is None else torch.zeros(total, dtype=torch.int32, device=device)
+    scale = 2.0 * cost.feature_weight / unit**2
+    order: list[Tensor | None] = []
+    for cloud, start in zip(cost.clouds, offsets, strict=True):
+        position = None
+        if labels is not None:
+            if cloud.labels is None:
+                raise ValueError("the cost has a label table but a cloud has no labels")
+            position = torch.argsort(cloud.labels, stable=True)
+            labels[start : start + cloud.n] = cloud.labels[position].to(torch.int32)
+        order.append(position)
+        rows = max(1, _BLOCK // max(d, 1))
+        for s in range(0, cloud.n, rows):
+            e = min(s + rows, cloud.n)
+            z = (cloud.points[s:e] if position is None else cloud.points[position[s:e]]).to(torch.float64)
+            if offset is not None:
+                z = (z * unit).round() - offset
+            else:
+                z = (z if cost.center is None else z - cost.center) * unit
+            high, low, norms = _rounded(z, mode)
+            hi[start + s : start + e, :d] = high
+            if lo is not None and low is not None:
+                lo[start + s : start + e, :d] = low
+            alpha[start + s : start + e] = norms * (scale / 2)
+    table = None if cost.table is None else cost.table.to(device=device, dtype=torch.float32).contiguous()
+    return PackedClouds(mode, hi, lo, scale, alpha, labels, table, tuple(offsets), tuple(order))

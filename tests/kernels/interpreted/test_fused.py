@@ -1,0 +1,180 @@
+"""Every kernel, operand mode and memory mode against a dense float64 oracle of a few lines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.ops.fused import FusedOperator
+
+EXACT = 2e-5  # float32 exponents of size ~30 round by 2e-6
+TOLERANCE = {"int8": EXACT, "fp32": EXACT, "fp16x3": EXACT, "fp16": 2e-2, "tf32": 2e-2}
+
+
+def cloud(n, d, classes, seed, *, zero=False):
+    gen = torch.Generator().manual_seed(seed)
+    points = torch.randint(0, 256, (n, d), generator=gen).float() / 255
+    weights = torch.rand(n, dtype=torch.float64, generator=gen) + 0.1
+    if zero and n > 2:
+        weights[1] = 0.0
+    labels = torch.randint(0, classes, (n,), generator=gen) if classes else None
+    return PointCloud(points, weights / weights.sum(), labels)
+
+
+def make_cost(sizes, d, classes, *, zero=False):
+    gen = torch.Generator().manual_seed(7)
+    table = torch.rand(max(classes, 1), max(classes, 1), dtype=torch.float64, generator=gen)
+    clouds = [cloud(n, d, classes, 11 + k, zero=zero) for k, n in enumerate(sizes)]
+    return DotProductCost.build(clouds, feature_weight=1.3, table=table + table.T if classes else None)
+
+
+def dense(cost, i, j):
+    x, y = (cost.clouds[k].points.double() for k in (i, j))
+    value = cost.feature_weight * (x[:, None] - y[None]).square().sum(-1)
+    if cost.table is not None:
+        value = value + cost.table[cost.clouds[i].labels][:, cost.clouds[j].labels]
+    return value
+
+
+class Oracle:
+    """Potentials near a solution and the dense plan of one problem."""
+
+    def __init__(self, cost, i, j, eps, seed=0):
+        self.C, self.a, self.b, self.eps = dense(cost, i, j), cost.clouds[i].weights, cost.clouds[j].weights, eps
+        gen = torch.Generator().manual_seed(seed)
+        self.g = torch.rand(len(self.b), dtype=torch.float64, generator=gen) * eps
+        self.f = self.rows()
+        if i == j:
+            self.f = self.g = 0.5 * self.f
+        self.P = self.a[:, None] * self.b[None] * torch.exp((self.f[:, None] + self.g[None] - self.C) / eps)
+
+    def rows(self):
+        return -self.eps * torch.logsumexp((self.g[None] - self.C) / self.eps + self.b.log()[None], 1)
+
+    def columns(self):
+        return -self.eps * torch.logsumexp((self.f[:, None] - self.C) / self.eps + self.a.log()[:, None], 0)
+
+
+def relative(x, y):
+    assert torch.isfinite(x).all()
+    return float((x - y).norm() / y.norm().clamp_min(1e-300))
+
+
+def build(cost, problems, **kwargs):
+    eps = 0.2 * cost.mean(*problems[0]) + 1e-2
+    op = FusedOperator.build(cost, problems, epsilon=eps, **kwargs)
+    oracles = [Oracle(cost, i, j, eps) for i, j in problems]
+    f = torch.stack([op.pack_rows(o.f, p) for p, o in enumerate(oracles)])
+    g = torch.stack([op.pack_columns(o.g, p) for p, o in enumerate(oracles)])
+    return op, oracles, f, g, eps
+
+
+def check_marginals(op, oracles, f, g, eps, tolerance):
+    op._partial.fill_(float("nan"))
+    op._exponent.fill_(float("nan"))
+    r, c = op.marginals(f, g, eps)
+    for p, oracle in enumerate(oracles):
+        assert relative(op.unpack_rows(r[p], p), oracle.P.sum(1)) < tolerance
+        assert relative(op.unpack_columns(c[p], p), oracle.P.sum(0)) < tolerance
+        assert float(r[p].sum()) == pytest.approx(float(oracle.P.sum()), rel=tolerance)  # nothing at padding
+
+
+@pytest.mark.parametrize("memory", ["streamed", "cached"])
+@pytest.mark.parametrize("mode", list(TOLERANCE))
+def test_marginals_of_a_debiased_triple(mode, memory):
+    cost = make_cost([40, 70], 37, 3, zero=True)
+    op, *rest = build(cost, [(0, 1), (0, 0), (1, 1)], precision=mode, memory=memory)
+    assert (op.info.precision, op.info.memory, op.info.backend) == (mode, memory, "triton")
+    check_marginals(op, *rest, TOLERANCE[mode])
+
+
+@pytest.mark.parametrize("memory", ["streamed", "cached"])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 1, 1), (1, 33, 3), (65, 1, 64), (129, 66, 5)])
+def test_marginals_on_odd_shapes(n, m, d, memory):
+    op, *rest = build(make_cost([n, m], d, 0), [(0, 1), (1, 1)], memory=memory)
+    assert op.info.precision == "int8"
+    check_marginals(op, *rest, EXACT)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 60])
+def test_tiles_of_many_classes(classes):
+    check_marginals(*build(make_cost([70, 50], 4, classes), [(0, 1), (1, 0), (0, 0)], precision="fp16x3"), EXACT)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_ragged_batch_and_retired_problems(deterministic):
+    sizes = [3, 17, 40, 66]
+    problems = [(i, j) for i in range(4) for j in range(i, 4)]
+    cost = make_cost(sizes, 6, 0)
+    op, oracles, f, g, eps = build(cost, problems, deterministic=deterministic, memory="streamed")
+    check_marginals(op, oracles, f, g, eps, EXACT)
+    active = torch.tensor([p % 3 != 1 for p in range(len(problems))])
+    r, c = op.marginals(f, g, eps, active)
+    for p in torch.nonzero(active).flatten().tolist():
+        assert relative(op.unpack_rows(r[p], p), oracles[p].P.sum(1)) < EXACT
+        assert relative(op.unpack_columns(c[p], p), oracles[p].P.sum(0)) < EXACT
+
+
+@pytest.mark.parametrize("mode", list(TOLERANCE))
+def test_softmin_both_sides(mode):
+    cost = make_cost([40, 70], 37, 3, zero=True)
+    op, oracles, f, g, eps = build(cost, [(0, 1), (0, 0)], precision=mode, memory="streamed")
+    rows, columns = op.softmin(g, eps, side="rows"), op.softmin(f, eps, side="columns")
+    for p, oracle in enumerate(oracles):
+        assert relative(op.unpack_rows(rows[p], p), oracle.rows()) < TOLERANCE[mode]
+        assert relative(op.unpack_columns(columns[p], p), oracle.columns()) < TOLERANCE[mode]
+        assert rows[p, len(oracle.a) :].abs().max() == 0
+
+
+def test_softmin_is_safe_far_from_the_solution():
+    cost = make_cost([20, 30], 8, 2)
+    eps = 1e-3 * cost.mean(0, 1)
+    op = FusedOperator.build(cost, [(0, 1)], epsilon=eps)
+    oracle = Oracle(cost, 0, 1, eps)
+    out = op.softmin(op.pack_columns(oracle.g, 0)[None], eps, side="rows")
+    assert relative(op.unpack_rows(out[0], 0), oracle.rows()) < 1e-5
+
+
+@pytest.mark.parametrize("width", [1, 20, 40])
+@pytest.mark.parametrize("mode", ["int8", "fp16x3", "fp16"])
+def test_apply_plan(mode, width):
+    cost = make_cost([40, 70], 20, 3, zero=True)
+    op, oracles, _, _, eps = build(cost, [(0, 1), (1, 1)], precision=mode)
+    gen = torch.Generator().manual_seed(1)
+    for p, oracle in enumerate(oracles):
+        v = torch.randn(len(oracle.b), width, dtype=torch.float64, generator=gen)
+        u = torch.randn(len(oracle.a), width, dtype=torch.float64, generator=gen)
+        forward, backward = op.apply_plan(p, oracle.f, oracle.g, eps, v=v, u=u)
+        assert relative(forward, oracle.P @ v) < TOLERANCE[mode]
+        assert relative(backward, oracle.P.T @ u) < TOLERANCE[mode]
+        assert op.apply_plan(p, oracle.f, oracle.g, eps, v=v)[1] is None
+
+
+def test_far_from_the_origin_and_off_the_grid():
+    gen = torch.Generator().manual_seed(3)
+    points = [torch.randn(n, 9, dtype=torch.float64, generator=gen) + 1e4 for n in (30, 44)]
+    clouds = [PointCloud(p, torch.full((len(p),), 1 / len(p), dtype=torch.float64)) for p in points]
+    op, *rest = build(DotProductCost.build(clouds), [(0, 1), (0, 0)])
+    assert op.info.precision == "fp16x3"
+    check_marginals(op, *rest, EXACT)
+
+
+def test_layouts_are_inverse():
+    cost = make_cost([40, 70], 3, 5)
+    op = FusedOperator.build(cost, [(0, 1)], epsilon=1.0)
+    values = torch.arange(70.0, dtype=torch.float64)
+    assert torch.equal(op.unpack_columns(op.pack_columns(values, 0), 0), values)
+    assert torch.equal(op.unpack_rows(op.a[0], 0), cost.clouds[0].weights)
+
+
+def test_refusals_name_the_remedy():
+    cost = make_cost([40, 70], 3, 0)
+    with pytest.raises(ValueError, match="backend='torch'"):
+        FusedOperator.build(cost, [(0, 1)], epsilon=1.0, precision="fp64")
+    with pytest.raises(ValueError, match="memory='streamed'"):
+        FusedOperator.build(cost, [(0, 1)], epsilon=1.0, memory="cached", memory_budget=1000)
+    off_grid = DotProductCost.build([PointCloud(torch.rand(5, 2), torch.full((5,), 0.2, dtype=torch.float64))])
+    with pytest.raises(ValueError, match="precision='auto'"):
+        FusedOperator.build(off_grid, [(0, 0)], epsilon=1.0, precision="int8")
+    assert FusedOperator.build(cost, [(0, 1)], epsilon=1.0, memory="auto", memory_budget=10).info.memory == "streamed"
