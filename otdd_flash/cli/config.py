@@ -17,7 +17,7 @@ class DatasetConfig:
     """One data set, as :func:`otdd_flash.load` takes it."""
 
     name: str = MISSING
-    """Name of the set: mnist, usps, digits, ..."""
+    """Any name that load knows; each option of the group dataset is one with its settings."""
     split: str | None = None
     """Part of the set; null for the set's default."""
     classes: list[Any] | None = None
@@ -26,6 +26,8 @@ class DatasetConfig:
     """Draw at most so many samples; null takes all."""
     data_root: str | None = None
     """Folder to look in first; null for $OTDD_DATA and the usual places."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the set, as {label: species}."""
 
 
 @dataclass
@@ -40,8 +42,10 @@ class FeaturesConfig:
 class LabelsConfig:
     """What the label part of the ground cost is."""
 
-    distance: str = "gaussian"
-    """Class-to-class distance: gaussian, gaussian_diag, means or sinkhorn."""
+    distance: str | None = "gaussian"
+    """Class-to-class distance: gaussian, gaussian_diag, means or sinkhorn; null for features alone."""
+    epsilon: float | None = None
+    """Regularisation of the class-to-class problems (sinkhorn only); null for a fraction of their mean cost."""
     weight: float = 1.0
     """Factor of the squared class-to-class distance."""
 
@@ -62,6 +66,8 @@ class SolverConfig:
     precision: str = "auto"
     memory: str = "auto"
     """streamed, cached or auto."""
+    memory_budget: int | None = None
+    """Bytes for stored costs; null for a fraction of what is free."""
     backend: str = "auto"
     """torch, triton or auto."""
 

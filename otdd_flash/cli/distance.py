@@ -8,6 +8,8 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from otdd_flash.cli.config import DatasetConfig, DistanceConfig
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
@@ -35,15 +37,16 @@ def run(config: DistanceConfig, job: Job) -> None:
     result = dataset_distance(source, target, **solver_arguments(config))
     result = replace(result, seconds={**result.seconds, "load": load_seconds})
     record = {"task": "distance", **result.to_dict(), "config": asdict(config)}
-    rows = table_rows(result, config)
+    rows = table_rows(result)
     if config.output.files:
         write_json(record, job.folder / "result.json")
-        result.label_distances.to_safetensors(job.folder / "label_distances.safetensors")
+        if result.label_distances is not None:
+            result.label_distances.to_safetensors(job.folder / "label_distances.safetensors")
         rows.append(("files", str(job.folder)))
     emit(record, f"{source.name} -> {target.name}", rows, fmt=config.output.format, one_line=job.multirun)
     if config.strict and not result.converged:
         raise NotConvergedError(
-            f"marginal error {result.marginal_error:.2e} is above tol {config.solver.tol:.2e} after "
+            f"marginal error {result.marginal_error:.2e} is above tol {result.tol:.2e} after "
             f"{result.iterations} iterations; raise solver.max_iterations or solver.epsilon"
         )
 
@@ -52,41 +55,42 @@ def load_side(side: DatasetConfig, seed: int) -> LabeledDataset:
     """The data set that one side of the config describes."""
     from otdd_flash.data import load
 
-    given = {key: value for key, value in asdict(side).items() if key != "name" and value is not None}
-    dataset = load(side.name, seed=seed, **given)
-    log.info("%s: %d samples, %d features, %d classes", dataset.name, dataset.n, dataset.d, dataset.num_classes)
+    given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
+    dataset = load(side.name, seed=seed, **given, **side.options)
+    log.info("%r", dataset)
     return dataset
 
 
 def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
-    """Keyword arguments of :func:`otdd_flash.dataset_distance`; ``strict`` stays here, to print before it fails."""
+    """Arguments of :func:`otdd_flash.dataset_distance`; ``strict`` stays here, to give the result before it fails."""
     return {
         **asdict(config.solver),
         "label_distance": config.labels.distance,
+        "label_epsilon": config.labels.epsilon,
         "label_weight": config.labels.weight,
         "feature_weight": config.features.weight,
-        "device": config.device,
+        "device": config.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         "seed": config.seed,
         "cache_dir": config.cache_dir,
         "progress": sys.stderr.isatty() if config.progress is None else config.progress,
     }
 
 
-def table_rows(result: DistanceResult, config: DistanceConfig) -> list[Row]:
+def table_rows(result: DistanceResult) -> list[Row]:
     """The table on stdout: the number, its certificate, what was compared, how and at what cost."""
     rows = [
-        ("value", f"{result.value:.6g}  (squared distance{', debiased' if config.solver.debiased else ''})"),
+        ("value", f"{result.value:.6g}  (squared distance{', debiased' if result.debiased else ''})"),
         ("root", f"{result.root:.6g}"),
         ("converged", "yes" if result.converged else "NO: do not use this number"),
-        ("marginal error", f"{result.marginal_error:.2e}  (tol {config.solver.tol:.0e})"),
+        ("marginal error", f"{result.marginal_error:.2e}  (tol {result.tol:.0e})"),
         ("iterations", str(result.iterations)),
         ("epsilon", f"{result.epsilon:.6g}  ({result.relative_epsilon:.3g} of the mean cost)"),
         ("classes", " x ".join(str(len(counts)) for counts in result.class_counts)),
         ("n x m", f"{result.n} x {result.m}"),
-        ("label distance", config.labels.distance if config.labels.weight else "none"),
-        ("precision", str(result.precision)),
+        ("label distance", result.label_method),
+        ("precision", result.precision),
         ("backend", f"{result.backend}, {result.memory}, {result.device}"),
-        ("time", ", ".join(f"{part} {format_seconds(s)}" for part, s in result.seconds.items())),
+        ("time", ", ".join(f"{part} {format_seconds(seconds)}" for part, seconds in result.seconds.items())),
         ("peak memory", format_bytes(result.peak_memory)),
     ]
     if result.notes:

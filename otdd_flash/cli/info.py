@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import textwrap
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -94,6 +95,7 @@ def data_sets(data_root: str | None) -> dict[str, dict[str, str]]:
     return {
         name: {split: place for split in source.splits if (place := _place(name, split, roots)) is not None}
         for name, source in SOURCES.items()
+        if "path" not in source.options  # a kind of file, not a set
     }
 
 
@@ -107,22 +109,19 @@ def extras() -> dict[str, dict[str, str | None]]:
 
 def table_rows(record: dict[str, Any]) -> list[Row]:
     """The table on stdout."""
-    lost = [name for name, splits in record["data"].items() if not splits]
+    found = {name: splits for name, splits in record["data"].items() if splits}
+    lost = [name for name in record["data"] if name not in found]
     rows = [
-        ("versions", "\n".join(f"{name} {version or 'not installed'}" for name, version in record["versions"].items()))
+        ("versions", "\n".join(f"{name} {version or 'not installed'}" for name, version in record["versions"].items())),
+        ("devices", "\n".join(map(_device_line, record["devices"]))),
+        ("backends", "\n".join(f"{name}: {state}" for name, state in record["backends"].items())),
+        ("data", "\n".join(f"{name}: {_splits_line(splits)}" for name, splits in found.items())),
     ]
-    rows.append(("devices", "\n".join(_device_line(device) for device in record["devices"])))
-    rows.append(("backends", "\n".join(f"{name}: {state}" for name, state in record["backends"].items())))
-    rows.append(
-        ("data", "\n".join(f"{name}: {_splits_line(splits)}" for name, splits in record["data"].items() if splits))
-    )
     if lost:
-        rows.append(
-            ("not offline", f"{', '.join(lost)}: downloaded when asked for, or name a folder (data_root=, $OTDD_DATA)")
-        )
-    rows.append(
-        ("extras", "\n".join(_extra_line(*item) for item in record["extras"].items()) or "not installed by pip")
-    )
+        remedy = "these are downloaded when asked for, or name their folder (data_root=, $OTDD_DATA)"
+        rows.append(("not offline", f"{textwrap.fill(', '.join(lost), 96)}\n{remedy}"))
+    extras = "\n".join(_extra_line(*item) for item in record["extras"].items())
+    rows.append(("extras", extras or "unknown: the library was not installed by pip"))
     return rows
 
 
