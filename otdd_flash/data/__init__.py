@@ -1,7 +1,20 @@
 """Data in: loaders by name, adapters for arrays and libraries, subsampling."""
 
 from otdd_flash.data.arrays import from_arrays
+from otdd_flash.data.frames import from_dataframe
+from otdd_flash.data.huggingface import from_huggingface
 from otdd_flash.data.registry import load, sources
 from otdd_flash.data.rows import subsample
+from otdd_flash.data.text import TextDataset
+from otdd_flash.data.torch_adapter import from_torch
 
-__all__ = ["from_arrays", "load", "sources", "subsample"]
+__all__ = [
+    "TextDataset",
+    "from_arrays",
+    "from_dataframe",
+    "from_huggingface",
+    "from_torch",
+    "load",
+    "sources",
+    "subsample",
+]

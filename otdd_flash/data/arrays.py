@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from otdd_flash.data.matrix import as_tensor
-from otdd_flash.data.rows import Rows, Selection, build
+from otdd_flash.data.matrix import as_tensor, to_matrix
+from otdd_flash.data.rows import Rows, Selection, assemble, choose
 from otdd_flash.types import LabeledDataset
 
 
@@ -62,9 +62,9 @@ def from_arrays(
         name=name,
         class_names=class_names,
         weights=_beside(weights, features),
-        image_shape=image_shape,
     )
-    return build(rows, Selection(min_class_size=min_class_size))
+    chosen = choose(rows, Selection(min_class_size=min_class_size))
+    return assemble(chosen, to_matrix(rows.fetch(chosen.index), image_shape), name)
 
 
 def _take(features: torch.Tensor, index: np.ndarray) -> torch.Tensor:

@@ -125,7 +125,10 @@ def picture_matrix(pictures: Tensor, notes: tuple[str, ...] = ()) -> Matrix:
     if flat.dtype == torch.uint8:
         return Matrix(flat.float().div(LEVELS), LEVELS, shape, notes)
     x = _float(flat)
-    return Matrix(x, LEVELS if on_grid(x) else None, shape, notes)
+    if not on_grid(x):
+        return Matrix(x, None, shape, notes)
+    # a multiplication by 1/255 is off the grid by an ulp: the same picture must be the same row whichever way it came
+    return Matrix(x if x.requires_grad else (x * LEVELS).round().div(LEVELS), LEVELS, shape, notes)
 
 
 def _unflatten(tensor: Tensor, image_shape: tuple[int, ...]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.data.matrix import LEVELS, NOTE_16_BIT, Matrix, as_tensor, channels_first, picture_matrix, to_matrix
+from otdd_flash.data.text import Texts
 
 _GREY_WITH_ALPHA = ("LA", "La")
 _COLOUR_WITH_ALPHA = ("RGBA", "RGBa", "PA")
@@ -46,6 +47,19 @@ def stack(items: Iterable[Any], resize: Sequence[int] | None = None) -> Matrix:
         notes["grey pictures among coloured ones given three equal channels"] = None
     pictures = _same_size(pictures, resize)
     return picture_matrix(torch.stack(pictures), tuple(notes))
+
+
+def gather(items: Iterable[Any], resize: Sequence[int] | None = None) -> Matrix | Texts:
+    """Items as a matrix, or as texts.
+
+    Args:
+        items: pictures, vectors of numbers, or strings.
+        resize: ``(h, w)`` for pictures.
+    """
+    items = list(items)
+    if all(isinstance(item, str) for item in items):
+        return Texts(items)
+    return stack(items, resize)
 
 
 def decode(item: Any) -> tuple[Tensor, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from otdd_flash.data.classes import Classes, encode_labels, name_classes
 from otdd_flash.data.matrix import Matrix, to_matrix
+from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.types import LabeledDataset
 
 SMALL_SAMPLE = 1000
@@ -25,7 +26,7 @@ class Rows:
 
     Args:
         labels: ``n`` labels of any kind that :func:`encode_labels` takes.
-        fetch: int64 positions (ascending) to the features of these rows, or to a :class:`Matrix`.
+        fetch: int64 positions (ascending) to the features of these rows, a :class:`Matrix`, or :class:`Texts`.
         name: for messages and results.
         class_names: sequence indexed by label, mapping from label, or ``None``.
         weights: ``n`` non-negative weights, or ``None``.
@@ -82,14 +83,16 @@ class Chosen:
     notes: tuple[str, ...]
 
 
-def build(rows: Rows, selection: Selection | None = None) -> LabeledDataset:
-    """The data set of the wanted ``rows``.
+def build(rows: Rows, selection: Selection | None = None) -> LabeledDataset | TextDataset:
+    """The data set of the wanted ``rows``; where their features are strings, a :class:`TextDataset`.
 
     Raises:
         ValueError: bad labels, weights or features; nothing left.
     """
     chosen = choose(rows, selection or Selection())
     fetched = rows.fetch(chosen.index)
+    if isinstance(fetched, Texts):
+        return _texts(chosen, fetched, rows.name)
     matrix = fetched if isinstance(fetched, Matrix) else to_matrix(fetched, rows.image_shape)
     return assemble(chosen, matrix, rows.name)
 
@@ -158,6 +161,23 @@ def assemble(chosen: Chosen, matrix: Matrix, name: str) -> LabeledDataset:
         image_shape=matrix.image_shape,
         dropped=chosen.dropped,
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _texts(chosen: Chosen, texts: Texts, name: str) -> TextDataset:
+    """The text set of chosen rows."""
+    bad = [i for i, text in enumerate(texts) if not isinstance(text, str)]
+    if bad:
+        raise ValueError(f"{name}: {len(bad)} texts are missing, the first in row {int(chosen.ids[bad[0]])}; drop them")
+    return TextDataset(
+        texts=tuple(texts),
+        y=torch.as_tensor(chosen.y),
+        class_names=chosen.class_names,
+        weights=None if chosen.weights is None else torch.as_tensor(chosen.weights),
+        ids=torch.as_tensor(chosen.ids, dtype=torch.int64),
+        name=name,
+        dropped=chosen.dropped,
+        notes=chosen.notes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from otdd_flash.data.frames import frame_rows
 from otdd_flash.data.rows import Rows
+from otdd_flash.data.text import Texts
 from otdd_flash.errors import optional_import
 
 
@@ -36,7 +39,7 @@ class Source:
     Args:
         about: one line for listings.
         readers: each gives rows, or ``None`` where its form is not there.
-        splits: those that exist; ``("all",)`` for a set without splits.
+        splits: those that exist; ``("all",)`` for a set without splits, empty where the source itself knows.
         options: keyword arguments that :func:`otdd_flash.load` passes on.
     """
 
@@ -148,6 +151,47 @@ def npz_file_reader(folder: str, file: str, note: str) -> Reader:
             pictures, labels = archive[f"x_{request.split}"], archive[f"y_{request.split}"]
             names = archive["class_names"].tolist() if "class_names" in archive else None
         return Rows(labels, pictures.__getitem__, class_names=names, notes=(note,))
+
+    return read
+
+
+def table_reader(file: str, label: str) -> Reader:
+    """Reader of ``tabular/file``, a CSV table whose other columns are all numbers."""
+
+    def read(request: Request) -> Rows | None:
+        path = find_file(request.roots, ["tabular"], [file])
+        if path is None:
+            return None
+        frame = optional_import("pandas", needed_for=f"load({request.name!r})").read_csv(path)
+        return frame_rows(frame, label=label)
+
+    return read
+
+
+def text_reader(file: str, class_names: Sequence[str] | None = None, splits: dict[str, str] | None = None) -> Reader:
+    """Reader of ``text/file``, gzipped JSON lines with ``label``, ``text`` and perhaps ``title`` and ``split``.
+
+    Args:
+        file: name.
+        class_names: by label.
+        splits: name in the file by split, where they differ.
+    """
+
+    def read(request: Request) -> Rows | None:
+        path = find_file(request.roots, ["text"], [file])
+        if path is None:
+            return None
+        stored = (splits or {}).get(request.split, request.split)
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            lines = [row for row in map(json.loads, stream) if request.split == "all" or row["split"] == stored]
+        texts = [f"{row['title']} . {row['text']}" if row.get("title") else row["text"] for row in lines]
+        note = (f"split {request.split!r} is the file's {stored!r}",) if stored != request.split else ()
+        return Rows(
+            labels=[row["label"] for row in lines],
+            fetch=lambda index: Texts(texts[i] for i in index.tolist()),
+            class_names=class_names,
+            notes=note,
+        )
 
     return read
 

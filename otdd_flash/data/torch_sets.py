@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.data.classes import label_array, plain
-from otdd_flash.data.pictures import stack
+from otdd_flash.data.pictures import gather
 from otdd_flash.data.rows import Rows
 
 _LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
@@ -149,7 +149,7 @@ def _fetcher(
                     "; pass labels= with the right ones"
                 )
             features.append(sample)
-        return stack(features, resize)
+        return gather(features, resize)
 
     return fetch
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ def torchvision_reader(
     *,
     note: str | None = None,
     only_under: str | None = None,
+    then: Reader | None = None,
 ) -> Reader:
     """Reader of a torchvision data set.
 
@@ -31,6 +34,7 @@ def torchvision_reader(
         splits: constructor arguments by split; ``"{option}"`` values are filled from the request's options.
         note: remark for the data set.
         only_under: read what is in this folder of a root and never download (a later reader has a better idea).
+        then: reads the downloaded files instead of torchvision (which, for EMNIST, gives transposed pictures).
     """
 
     def read(request: Request) -> Rows | None:
@@ -42,16 +46,19 @@ def torchvision_reader(
             module = optional_import("torchvision.datasets", needed_for=f"load({request.name!r})")
         except MissingDependencyError as error:
             raise FileNotFoundError(not_found(request, f"it cannot be downloaded: {error}")) from error
-        for root in roots:
-            with contextlib.suppress(RuntimeError, FileNotFoundError, OSError):
-                return _rows(getattr(module, cls), root, keywords, note)
+        dataset = getattr(module, cls)
+        resize = request.options.get("resize")
+        for root in roots if then is None else []:
+            with contextlib.suppress(RuntimeError, OSError):
+                return _rows(dataset, root, keywords, note, resize)
         if only_under is not None or not request.download:
             return None
         root = cache_root()
         root.mkdir(parents=True, exist_ok=True)
         try:
             with _quick_timeout(), contextlib.redirect_stdout(sys.stderr):
-                return _rows(getattr(module, cls), root, {**keywords, "download": True}, note)
+                rows = _rows(dataset, root, {**keywords, "download": True}, note, resize)
+            return rows if then is None else then(request)
         except (RuntimeError, OSError) as error:
             line = str(error).splitlines()[0] if str(error) else ""
             raise FileNotFoundError(
@@ -61,10 +68,18 @@ def torchvision_reader(
     return read
 
 
-def _rows(cls: Any, root: Path, keywords: Mapping[str, Any], note: str | None) -> Rows:
-    """Rows of the torchvision set under ``root``."""
-    rows = map_rows(cls(root=str(root), **keywords))
-    return Rows(rows.labels, rows.fetch, class_names=rows.class_names, notes=(note,) if note else ())
+def _rows(
+    cls: Any, root: Path, keywords: Mapping[str, Any], note: str | None, resize: Sequence[int] | None = None
+) -> Rows:
+    """Rows of the torchvision set under ``root``; nothing is downloaded unless ``keywords`` say so."""
+    takes = inspect.signature(cls.__init__).parameters
+    downloads = "download" in takes or any(kind.kind is kind.VAR_KEYWORD for kind in takes.values())
+    if "download" in keywords and not downloads:
+        raise RuntimeError(f"torchvision cannot download {cls.__name__}: its files must be fetched by hand")
+    if "download" in takes:
+        keywords = {"download": False, **keywords}
+    rows = map_rows(cls(root=str(root), **keywords), resize=resize)
+    return replace(rows, notes=(*rows.notes, note)) if note else rows
 
 
 def _filled(keywords: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,179 @@
+"""Hugging Face data sets, in memory or streaming, as a data set."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from otdd_flash.data.arrow import column_array, label_column
+from otdd_flash.data.pictures import gather, stack
+from otdd_flash.data.rows import Rows, Selection, build
+from otdd_flash.data.streams import Draw, stream_rows
+from otdd_flash.data.text import TextDataset, Texts
+from otdd_flash.errors import optional_import
+from otdd_flash.types import LabeledDataset
+
+
+def from_huggingface(
+    ds: Any,
+    *,
+    image: str | None = None,
+    text: str | None = None,
+    features: str | Sequence[str] | None = None,
+    label: str = "label",
+    max_samples: int | None = None,
+    seed: int = 0,
+    classes: Sequence[Hashable] | None = None,
+    resize: Sequence[int] | None = None,
+    name: str | None = None,
+) -> LabeledDataset | TextDataset:
+    """A data set from a ``datasets.Dataset`` or ``IterableDataset``, whatever its ``set_format``.
+
+    Labels are read first, from the label column alone; pictures of the drawn rows only are decoded. A streaming set is
+    drawn by a seeded reservoir over its first 100,000 rows (``ds.take(n)`` bounds the reading).
+
+    Args:
+        ds: one split.
+        image: column of pictures; with none of ``image``, ``text``, ``features`` given, the only picture column.
+        text: column of texts; the result is a :class:`TextDataset`, which an embedder makes a data set.
+        features: column of vectors or arrays, or several columns of numbers.
+        label: column of class labels: ``ClassLabel``, integers or strings; ``-1`` and ``None`` are unlabelled.
+        max_samples: at most so many rows, drawn uniformly without replacement; ``None`` for all.
+        seed: of the draw.
+        classes: keep these classes only, by label or by name.
+        resize: ``(h, w)`` for pictures whose sizes differ.
+        name: for messages and results; default that of the set.
+
+    Returns:
+        The data set; ``ids`` are row numbers of ``ds``.
+
+    Raises:
+        ValueError: columns that are not there or of the wrong kind, several splits at once.
+    """
+    if isinstance(ds, dict):
+        raise ValueError(f"this holds several splits, {list(ds)}: choose one, e.g. ds[{next(iter(ds), 'train')!r}]")
+    if not hasattr(ds, "column_names"):
+        raise ValueError(f"ds must be a datasets.Dataset or IterableDataset, got {type(ds).__name__}")
+    title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"
+    columns = resolve(ds, image, text, features, label)
+    if hasattr(ds, "_ex_iterable"):
+        draw = Draw(max_samples, seed, None, classes)
+        names = _class_label_names(ds, label)
+        return build(stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, resize=resize))
+    return build(table_rows(ds, columns, name=title, resize=resize), Selection(max_samples, seed, classes))
+
+
+def table_rows(ds: Any, columns: Columns, *, name: str, resize: Sequence[int] | None = None) -> Rows:
+    """Rows of an in-memory (or memory-mapped) set: the label column is read now, pictures when they are chosen."""
+    return Rows(
+        labels=label_column(_read(ds, [columns.label]).column(columns.label), columns.label),
+        fetch=lambda index: _fetch(ds, columns, index, resize),
+        name=name,
+        class_names=_class_label_names(ds, columns.label),
+    )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what: ``kind`` is ``image``, ``text`` or ``features``."""
+
+    kind: str
+    names: tuple[str, ...]
+    label: str
+
+
+def resolve(ds: Any, image: str | None, text: str | None, features: str | Sequence[str] | None, label: str) -> Columns:
+    """The columns to read, checked against those there are."""
+    given = [(k, v) for k, v in (("image", image), ("text", text), ("features", features)) if v is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of image=, text=, features=; got {', '.join(kind for kind, _ in given)}")
+    known = ds.column_names
+    kind, value = given[0] if given else ("image", _only_image(ds, label))
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if known is not None:
+        lost = [column for column in (*names, label) if column not in known]
+        if lost:
+            raise ValueError(
+                f"no column {lost[0]!r} in {known}; name the columns with image=, text=, features=, label="
+            )
+    strings = [column for column in names if kind == "features" and _dtype(ds, column) in ("string", "large_string")]
+    if strings:
+        raise ValueError(f"columns {strings} hold text: pass text={strings[0]!r} and an embedder, or leave them out")
+    return Columns(kind, names, label)
+
+
+def _only_image(ds: Any, label: str) -> str:
+    """The one picture column, or a request to name the columns."""
+    typed = ds.features or {}
+    pictures = [column for column, kind in typed.items() if type(kind).__name__ == "Image"]
+    if len(pictures) == 1:
+        return pictures[0]
+    kinds = {column: _dtype(ds, column) or type(kind).__name__ for column, kind in typed.items() if column != label}
+    raise ValueError(
+        "name the columns to compare: image= for pictures, text= for texts (through an embedder), features= for "
+        f"numbers; there are {kinds or ds.column_names}"
+    )
+
+
+def _dtype(ds: Any, column: str) -> str | None:
+    """Dtype of a scalar column, where it is known."""
+    return getattr((ds.features or {}).get(column), "dtype", None)
+
+
+def _class_label_names(ds: Any, label: str) -> list[str] | None:
+    """Names of a ``ClassLabel`` column."""
+    kind: Any = (ds.features or {}).get(label)
+    return list(kind.names) if type(kind).__name__ == "ClassLabel" else None
+
+
+def _read(ds: Any, columns: list[str]) -> Any:
+    """Columns of an in-memory set as an Arrow table, through its index mapping and past its format."""
+    return ds.select_columns(columns).with_format("arrow")[:]
+
+
+def _fetch(ds: Any, columns: Columns, index: np.ndarray, resize: Sequence[int] | None) -> Any:
+    """Features of the rows ``index``."""
+    first = columns.names[0]
+    if (ds.format or {}).get("type") == "custom":  # a set_transform of the user makes the features
+        return gather([_unwrap(ds[int(i)][first]) for i in index.tolist()], resize)
+    part = ds.select_columns(list(columns.names)).select(index)
+    if columns.kind == "text":
+        return Texts(_read(part, [first]).column(first).to_pylist())
+    if columns.kind == "image":
+        plain = part.with_format(None)
+        return stack((_unwrap(row[first]) for row in plain), resize)
+    table = _read(part, list(columns.names))
+    arrays = [column_array(table.column(column), column) for column in columns.names]
+    return arrays[0] if len(arrays) == 1 and arrays[0].ndim > 1 else np.column_stack(arrays)
+
+
+def _stream_pairs(ds: Any, columns: Columns) -> Iterator[tuple[Any, Any]]:
+    """Features and label of a streaming set, one row at a time, past its format."""
+    for row in ds.with_format(None):
+        missing = [column for column in (*columns.names, columns.label) if column not in row]
+        if missing:
+            raise ValueError(f"no column {missing[0]!r} in {list(row)}")
+        values = [_unwrap(row[column]) for column in columns.names]
+        yield (values[0] if len(values) == 1 else np.asarray(values)), row[columns.label]
+
+
+def _unwrap(value: Any) -> Any:
+    """A picture that is still encoded (bytes, or the mapping that Hugging Face stores) decoded; lists as arrays."""
+    if isinstance(value, dict) and "bytes" in value:
+        value = value["bytes"] if value["bytes"] is not None else value["path"]
+        return open_picture(value)
+    if isinstance(value, bytes):
+        return open_picture(value)
+    return np.asarray(value) if isinstance(value, list) else value
+
+
+def open_picture(source: Any) -> Any:
+    """A PIL picture from encoded bytes or a path, loaded, with its file closed."""
+    image = optional_import("PIL.Image", needed_for="reading pictures", extra=None)
+    with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        picture.load()
+        return picture.copy()

@@ -1,0 +1,133 @@
+"""Streams of samples without a length: a seeded reservoir, and a clear end where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from otdd_flash.data.classes import is_missing, plain
+from otdd_flash.data.pictures import gather
+from otdd_flash.data.rows import Rows
+
+STREAM_LIMIT = 100_000
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How many samples of a stream are kept, and how far it is read.
+
+    Args:
+        max_samples: size of the reservoir; ``None`` keeps all, up to the limit.
+        seed: of the draw.
+        limit: read at most so many samples; ``None`` for :data:`STREAM_LIMIT`, with a warning or error there.
+        classes: keep these labels only, given as values or as names.
+    """
+
+    max_samples: int | None = None
+    seed: int = 0
+    limit: int | None = None
+    classes: Sequence[Hashable] | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 1):
+            raise ValueError(f"stream_limit must be a positive integer or None, got {self.limit!r}")
+
+
+def stream_rows(
+    pairs: Iterable[tuple[Any, Any]],
+    draw: Draw,
+    *,
+    name: str,
+    class_names: Sequence[str] | Mapping | None = None,
+    resize: Sequence[int] | None = None,
+) -> Rows:
+    """Rows drawn from a stream of (features, label) by reservoir sampling (Vitter 1985, algorithm R).
+
+    Every labelled sample that is read has the same chance; the draw is a function of ``seed`` and of the order of the
+    stream. At most ``max_samples`` samples are in memory.
+
+    Args:
+        pairs: features and label, one sample at a time.
+        draw: size, seed, limit and classes.
+        name: for messages and results.
+        class_names: by label.
+        resize: ``(h, w)`` for pictures.
+
+    Raises:
+        ValueError: a stream that is still going at the limit although neither ``max_samples`` nor ``limit`` was given.
+    """
+    wanted = _class_filter(draw.classes, class_names)
+    chance = random.Random(draw.seed)
+    kept: list[tuple[int, Any, Any]] = []
+    seen = unlabelled = 0
+    for position, (features, label) in enumerate(_limited(pairs, draw, name)):
+        label = plain(label)
+        if is_missing(label):
+            unlabelled += 1
+            continue
+        if not wanted(label):
+            continue
+        seen += 1
+        if draw.max_samples is None or len(kept) < draw.max_samples:
+            kept.append((position, features, label))
+            continue
+        slot = int(chance.random() * seen)
+        if slot < draw.max_samples:
+            kept[slot] = (position, features, label)
+    if not kept:
+        raise ValueError(f"{name}: the stream gave no labelled sample of the wanted classes ({unlabelled} unlabelled)")
+    kept.sort(key=lambda sample: sample[0])
+    drawn = f"{len(kept)} of {seen} streamed samples drawn by a reservoir (seed {draw.seed})"
+    return Rows(
+        labels=[label for _, _, label in kept],
+        fetch=lambda index: gather([kept[i][1] for i in index.tolist()], resize),
+        name=name,
+        class_names=class_names,
+        positions=np.array([position for position, _, _ in kept]),
+        dropped={"unlabelled": unlabelled} if unlabelled else {},
+        notes=(drawn,) if seen > len(kept) else (),
+    )
+
+
+def _limited(pairs: Iterable[Any], draw: Draw, name: str) -> Iterator[Any]:
+    """The stream up to the limit; what happens there depends on what was asked for."""
+    limit = draw.limit or STREAM_LIMIT
+    stream = iter(pairs)
+    yield from itertools.islice(stream, limit)
+    if draw.limit is not None or next(stream, None) is None:
+        return
+    if draw.max_samples is None:
+        raise ValueError(
+            f"{name}: the stream has not ended after {limit} samples and no limit was given; pass max_samples= (a "
+            "seeded draw), or stream_limit= (how many samples to read)"
+        )
+    warnings.warn(
+        f"{name}: the draw covers the first {limit} samples of a stream that goes on; stream_limit= reads further",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def _class_filter(
+    classes: Sequence[Hashable] | None, class_names: Sequence[str] | Mapping | None
+) -> Callable[[Any], bool]:
+    """Whether a label is among the asked classes, by value or by name."""
+    if classes is None:
+        return lambda label: True
+    asked = {classes} if isinstance(classes, str) else set(classes)
+
+    def wanted(label: Any) -> bool:
+        name = None
+        if isinstance(class_names, Mapping):
+            name = class_names.get(label)
+        elif class_names is not None and isinstance(label, int) and 0 <= label < len(class_names):
+            name = class_names[label]
+        return label in asked or (name is not None and name in asked)
+
+    return wanted
