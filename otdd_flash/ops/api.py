@@ -49,7 +49,12 @@ def make_operator(
         from otdd_flash.ops.fused import FusedOperator
 
         return FusedOperator.build(
-            cost, problems, epsilon=epsilon, precision=precision, memory=memory, memory_budget=memory_budget,
+            cost,
+            problems,
+            epsilon=epsilon,
+            precision=precision,
+            memory=memory,
+            memory_budget=memory_budget,
             deterministic=deterministic,
         )
     from otdd_flash.ops.blocked import BlockedOperator

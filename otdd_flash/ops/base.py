@@ -41,9 +41,7 @@ class PlanOperator(Protocol):
     b: Tensor  # (B, M) float64
     info: OperatorInfo
 
-    def marginals(
-        self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums ``(B, N), (B, M)`` float64 of the plan of ``f, g``, from one product per score.
 
         A symmetric problem reads ``f`` only (``g = f``) and returns ``c = r``. Rows of problems where the host tensor

@@ -114,9 +114,7 @@ class BlockedOperator:
         keep_plan = cached and 2 * scores <= max(budget, 0 if memory == "auto" else scores)
         return cls(cost, problems, dtype, cached=cached, keep_plan=keep_plan)
 
-    def marginals(
-        self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan; see :class:`~otdd_flash.ops.base.PlanOperator`."""
         r, c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         for group in self._groups:
@@ -272,9 +270,7 @@ class BlockedOperator:
             return torch.empty(shape, dtype=self.dtype, device=self.cost.device)
         return scratch.flatten()[: math.prod(shape)].view(shape)
 
-    def _problem_blocks(
-        self, group: _Group, position: int, n: int, m: int
-    ) -> Iterator[tuple[slice, slice, Tensor]]:
+    def _problem_blocks(self, group: _Group, position: int, n: int, m: int) -> Iterator[tuple[slice, slice, Tensor]]:
         """Row and column ranges and costs of one problem, padding cut off."""
         for block in group.blocks:
             if block.problems.start <= position < block.problems.stop and block.rows.start < n:

@@ -1,5 +1,18 @@
 """Entropic optimal transport: solver, schedule, divergence, plan, certificate."""
 
-from otdd_flash.sinkhorn.solver import Solution, SolverOptions, solve
+from otdd_flash.sinkhorn.divergence import Divergence, Execution, divergence, report_convergence, sinkhorn_divergence
+from otdd_flash.sinkhorn.plan import TransportPlan
+from otdd_flash.sinkhorn.solver import Progress, Solution, SolverOptions, solve
 
-__all__ = ["Solution", "SolverOptions", "solve"]
+__all__ = [
+    "Divergence",
+    "Execution",
+    "Progress",
+    "Solution",
+    "SolverOptions",
+    "TransportPlan",
+    "divergence",
+    "report_convergence",
+    "sinkhorn_divergence",
+    "solve",
+]

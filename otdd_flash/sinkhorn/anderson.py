@@ -43,7 +43,13 @@ class Anderson:
         self.slot = 0
 
     def step(
-        self, f: Tensor, g: Tensor, steps: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor], error: Tensor, eps: float
+        self,
+        f: Tensor,
+        g: Tensor,
+        steps: tuple[Tensor, Tensor],
+        plain: tuple[Tensor, Tensor],
+        error: Tensor,
+        eps: float,
     ) -> tuple[Tensor, Tensor]:
         """The next move of ``(f, g)`` in epsilons.
 

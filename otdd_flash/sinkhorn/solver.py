@@ -192,7 +192,13 @@ class _State:
         return self._solution(epsilon, r, c, error.cpu(), iterations, tuple(history))
 
     def _solution(
-        self, epsilon: float, r: Tensor, c: Tensor, error: Tensor, iterations: Tensor, history: tuple[tuple[float, ...], ...]
+        self,
+        epsilon: float,
+        r: Tensor,
+        c: Tensor,
+        error: Tensor,
+        iterations: Tensor,
+        history: tuple[tuple[float, ...], ...],
     ) -> Solution:
         dual, primal = self._values(r, c, epsilon)
         return Solution(

@@ -1,0 +1,373 @@
+"""The distance between two labelled data sets: options in, a certified number out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import otdd_flash
+from otdd_flash.augment import augment
+from otdd_flash.cost import DotProductCost
+from otdd_flash.labels import LabelDistances, LabelSinkhorn, label_distances
+from otdd_flash.ops import Backend, Memory, Precision
+from otdd_flash.progress import progress_bar
+from otdd_flash.sinkhorn import (
+    Divergence,
+    Execution,
+    SolverOptions,
+    TransportPlan,
+    divergence,
+    report_convergence,
+)
+from otdd_flash.types import LabeledDataset, Potentials
+
+log = logging.getLogger("otdd_flash")
+
+LabelDistance = Literal["gaussian", "gaussian_diag", "means", "sinkhorn"] | LabelDistances | Tensor | Callable | None
+SMALL_SAMPLE = 1000
+
+
+@dataclass(frozen=True)
+class DistanceOptions:
+    """Every choice of :func:`dataset_distance`, with its default.
+
+    Args:
+        epsilon: regularisation in units of the cost; ``None`` takes ``relative_epsilon``.
+        relative_epsilon: regularisation as a fraction of the mean cost under the independent coupling.
+        label_distance: ``gaussian`` (full Bures), ``gaussian_diag``, ``means``, ``sinkhorn`` (debiased class-to-class
+            divergence), a :class:`~otdd_flash.labels.LabelDistances` or table given ahead, a callable of two class
+            samples, or ``None`` for features alone.
+        label_epsilon: regularisation of the class-to-class problems (``sinkhorn`` only); ``None`` for a fraction
+            of their mean cost.
+        feature_weight: factor of the squared feature distance.
+        label_weight: factor of the squared class-to-class distance.
+        tol: converged when the L1 marginal error (both sides) is below this fraction of the mass.
+        max_iterations: passes allowed at the target epsilon.
+        debiased: subtract the self terms, so that a set is at distance zero from itself.
+        precision: ``auto``, ``fp64``, ``fp32``; with the Triton backend also ``int8``, ``fp16``, ``fp16x3``, ``tf32``.
+        memory: ``streamed`` in O((n+m)d), ``cached`` with stored costs, ``auto`` by ``memory_budget``.
+        memory_budget: bytes for stored costs; ``None`` for a fraction of what is free.
+        backend: ``torch``, ``triton`` or ``auto``.
+        device: where to compute; ``None`` leaves the data where it is.
+        max_samples: use at most so many samples of each side, drawn by ``seed`` and the data's fingerprint.
+        seed: of that draw.
+        strict: raise instead of warn when the result is not converged.
+        progress: show a progress bar on stderr.
+        cache_dir: folder that keeps label-distance tables by content key.
+    """
+
+    epsilon: float | None = None
+    relative_epsilon: float = 0.01
+    label_distance: LabelDistance = "gaussian"
+    label_epsilon: float | None = None
+    feature_weight: float = 1.0
+    label_weight: float = 1.0
+    tol: float = 1e-3
+    max_iterations: int = 1000
+    debiased: bool = True
+    precision: Precision = "auto"
+    memory: Memory = "auto"
+    memory_budget: int | None = None
+    backend: Backend = "auto"
+    device: str | torch.device | None = None
+    max_samples: int | None = None
+    seed: int = 0
+    strict: bool = False
+    progress: bool = False
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "relative_epsilon", "label_epsilon"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+
+    def solver(self, device: torch.device) -> SolverOptions:
+        """The solver's share of the options; a GPU is asked for its error every second pass only."""
+        return SolverOptions(
+            tol=self.tol, max_iterations=self.max_iterations, check_every=2 if device.type == "cuda" else 1
+        )
+
+    def execution(self) -> Execution:
+        """Where and how scores are computed."""
+        return Execution(self.backend, self.precision, self.memory, self.memory_budget)
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceResult:
+    """A dataset distance with its certificate.
+
+    ``value`` is the squared divergence in units of the cost, ``root`` its square root; ``dual`` and ``primal`` are
+    the two values whose ``gap`` bounds what more iterations could change, ``error`` adds what the precision rounds.
+    """
+
+    value: float
+    root: float
+    converged: bool
+    marginal_error: float
+    iterations: int
+    dual: float
+    primal: float
+    gap: float
+    error: float
+    epsilon: float
+    relative_epsilon: float
+    mean_cost: float
+    debiased: bool
+    precision: str
+    memory: str
+    backend: str
+    device: str
+    n: int
+    m: int
+    class_counts: tuple[dict[str, int], dict[str, int]]
+    dropped: tuple[dict[str, int], dict[str, int]]
+    names: tuple[str, str]
+    seed: int
+    tol: float
+    feature_weight: float
+    label_weight: float
+    label_method: str
+    seconds: dict[str, float]
+    peak_memory: int
+    certificates: tuple[dict[str, Any], ...]
+    versions: dict[str, str]
+    notes: tuple[str, ...]
+    label_distances: LabelDistances | None = field(repr=False)
+    divergence: Divergence = field(repr=False)
+
+    @property
+    def plan(self) -> TransportPlan:
+        """The transport plan between the two sets, applied by streaming."""
+        return self.divergence.plan
+
+    @property
+    def potentials(self) -> Potentials:
+        """Dual potentials ``f (n,), g (m,)`` of the cross problem."""
+        return self.divergence.potentials
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but tensors, in JSON's own types."""
+        skip = {"label_distances", "divergence"}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in skip}
+
+
+def dataset_distance(
+    source: LabeledDataset, target: LabeledDataset, *, options: DistanceOptions | None = None, **overrides: Any
+) -> DistanceResult:
+    """Optimal transport dataset distance (Alvarez-Melis and Fusi 2020) between two labelled data sets.
+
+    The debiased entropic divergence for the ground cost ``w_x |x - x'|^2 + w_y W[l, l']`` where ``W`` holds squared
+    Wasserstein distances between classes.
+
+    Args:
+        source: ``n`` samples.
+        target: ``m`` samples of the same width; class names and numbers of classes may differ.
+        options: all choices together.
+        **overrides: fields of :class:`DistanceOptions`, each over ``options``.
+
+    Returns:
+        The result with certificate, plan, potentials and label distances.
+
+    Raises:
+        TypeError: an argument that is no option, or a side that is no data set.
+        ValueError: data sets or options that do not fit.
+        NotConvergedError: under ``strict``.
+        MemoryError: the problem does not fit; the message gives sizes and advice.
+
+    >>> import otdd_flash as otdd
+    >>> digits = otdd.load("digits")
+    >>> otdd.dataset_distance(digits, digits).value
+    0.0
+    """
+    options = _options(options, overrides)
+    _check_sides(source, target)
+    source, target = (_place(side, options) for side in (source, target))
+    if _same_data(source, target):
+        target = replace(source, name=target.name)
+    _reset_peak(source.x.device)
+    clock = {"load": 0.0}
+    start = time.perf_counter()
+    with progress_bar("labels", enabled=options.progress) as progress:
+        labels = _labels(source, target, options, progress)
+    cost = augment(source, target, labels, feature_weight=options.feature_weight, label_weight=options.label_weight)
+    clock["labels"] = time.perf_counter() - start
+    start = time.perf_counter()
+    mean_cost = cost.mean(0, 1)
+    epsilon = _epsilon(mean_cost, cost, options)
+    solver = options.solver(cost.device)
+    log.info("%s", describe_size(source, target, options.memory))
+    with progress_bar("solve", enabled=options.progress) as progress:
+        found = _guarded(cost, epsilon, options, progress)
+    clock["solve"] = time.perf_counter() - start
+    result = _result(source, target, options, labels, found, mean_cost, clock)
+    report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
+    return result
+
+
+def describe_size(source: LabeledDataset, target: LabeledDataset, memory: str) -> str:
+    """One line on what a solve will hold, before it starts."""
+    n, m, d = source.n, target.n, source.d
+    streamed, stored = (n + m) * (d + 64) * 8, 4 * (n * m + n * n // 2 + m * m // 2)
+    return (
+        f"{n} x {m} points, {d} features: streamed needs about {streamed / 2**20:,.0f} MiB, "
+        f"stored costs {stored / 2**20:,.0f} MiB (memory={memory})"
+    )
+
+
+def _options(options: DistanceOptions | None, overrides: dict[str, Any]) -> DistanceOptions:
+    known = [f.name for f in fields(DistanceOptions)]
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        raise TypeError(f"dataset_distance has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
+    return replace(options or DistanceOptions(), **overrides)
+
+
+def _check_sides(source: LabeledDataset, target: LabeledDataset) -> None:
+    for name, side in (("source", source), ("target", target)):
+        if not isinstance(side, LabeledDataset):
+            raise TypeError(
+                f"{name} must be a LabeledDataset, got {type(side).__name__}: use otdd_flash.from_arrays(X, y), "
+                "otdd_flash.from_torch, otdd_flash.from_huggingface or otdd_flash.load"
+            )
+
+
+def _place(side: LabeledDataset, options: DistanceOptions) -> LabeledDataset:
+    if options.max_samples is not None and side.n > options.max_samples:
+        from otdd_flash.data import subsample
+
+        side = subsample(side, options.max_samples, seed=options.seed)
+    return side if options.device is None else side.to(options.device)
+
+
+def _same_data(source: LabeledDataset, target: LabeledDataset) -> bool:
+    """Equal features, class ids and weights: the distance is then zero, to the last bit."""
+    if source.x.shape != target.x.shape or source.x.device != target.x.device:
+        return False
+    return (
+        torch.equal(source.y, target.y)
+        and torch.equal(source.x, target.x)
+        and torch.equal(source.normalised_weights, target.normalised_weights)
+    )
+
+
+def _labels(
+    source: LabeledDataset,
+    target: LabeledDataset,
+    options: DistanceOptions,
+    progress: Callable[[str, int, float], None],
+) -> LabelDistances | None:
+    if options.label_weight == 0 or options.label_distance is None:
+        return None
+    sinkhorn = LabelSinkhorn(
+        epsilon=options.label_epsilon, debiased=options.debiased, options=options.solver(source.x.device),
+        execution=options.execution(),
+    )  # fmt: skip
+    return label_distances(
+        source, target, method=options.label_distance, sinkhorn=sinkhorn, cache_dir=options.cache_dir,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _epsilon(mean_cost: float, cost: DotProductCost, options: DistanceOptions) -> float:
+    if options.epsilon is not None:
+        return options.epsilon
+    # all points in one place: any epsilon gives zero
+    return options.relative_epsilon * mean_cost if mean_cost > 0 else 1.0
+
+
+def _guarded(
+    cost: DotProductCost, epsilon: float, options: DistanceOptions, progress: Callable[[str, int, float], None]
+) -> Divergence:
+    """The solve, with an out-of-memory error turned into sizes and advice."""
+    try:
+        return divergence(
+            cost, epsilon, debiased=options.debiased, options=options.solver(cost.device),
+            execution=options.execution(), progress=progress,
+        )  # fmt: skip
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        n, m = (cloud.n for cloud in cost.clouds)
+        raise MemoryError(
+            f"out of memory on {cost.device} with n={n}, m={m}, d={cost.clouds[0].points.shape[1]}, "
+            f"memory={options.memory!r}: use memory='streamed', a smaller memory_budget or max_samples ({error})"
+        ) from error
+
+
+def _result(
+    source: LabeledDataset,
+    target: LabeledDataset,
+    options: DistanceOptions,
+    labels: LabelDistances | None,
+    found: Divergence,
+    mean_cost: float,
+    clock: dict[str, float],
+) -> DistanceResult:
+    notes = [f"{side.name}: {note}" for side in (source, target) for note in side.notes]
+    smallest = min(source.n, target.n)
+    if smallest < SMALL_SAMPLE:
+        notes.append(f"small sample: {smallest} points; the value moves with the draw, compare several seeds")
+    if found.value < -found.error:
+        notes.append(f"negative beyond the stated error {found.error:.2e}: tighten tol or use precision='fp64'")
+    return DistanceResult(
+        value=found.value, root=math.sqrt(max(found.value, 0.0)), converged=found.converged,
+        marginal_error=found.marginal_error, iterations=found.iterations, dual=found.value, primal=found.primal,
+        gap=found.gap, error=found.error, epsilon=found.epsilon,
+        relative_epsilon=found.epsilon / mean_cost if mean_cost > 0 else 0.0, mean_cost=mean_cost,
+        debiased=found.debiased, precision=found.info.precision, memory=found.info.memory,
+        backend=found.info.backend, device=str(source.x.device), n=source.n, m=target.n,
+        class_counts=(_counts(source), _counts(target)), dropped=(dict(source.dropped), dict(target.dropped)),
+        names=(source.name, target.name), seed=options.seed, tol=options.tol,
+        feature_weight=options.feature_weight, label_weight=options.label_weight,
+        label_method="none" if labels is None else labels.method, seconds=clock,
+        peak_memory=_peak(source.x.device), certificates=found.certificates, versions=_versions(),
+        notes=tuple(notes), label_distances=labels, divergence=found,
+    )  # fmt: skip
+
+
+def _counts(side: LabeledDataset) -> dict[str, int]:
+    return dict(zip(side.class_names, side.class_counts.tolist(), strict=True))
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak(device: torch.device) -> int:
+    """Peak bytes: of the allocator on a GPU, of the whole process on the CPU (0 where the system does not tell)."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _versions() -> dict[str, str]:
+    versions = {"otdd_flash": otdd_flash.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    triton = sys.modules.get("triton")
+    if triton is not None:
+        versions["triton"] = triton.__version__
+    return versions
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types, all the way down; a number that JSON lacks becomes ``None``."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, bool, type(None))) else str(value)

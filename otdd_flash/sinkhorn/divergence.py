@@ -1,0 +1,238 @@
+"""The Sinkhorn divergence of two weighted clouds, with its certificate.
+
+OT_eps(a, b) = min_P <P, C> + eps KL(P | a b^T)
+S_eps(a, b)  = OT_eps(a, b) - OT_eps(a, a)/2 - OT_eps(b, b)/2          (Feydy et al. 2019, eq. 3)
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.ops import Backend, Memory, OperatorInfo, Precision, Problem, make_operator
+from otdd_flash.sinkhorn.plan import TransportPlan
+from otdd_flash.sinkhorn.solver import Progress, Solution, SolverOptions, solve
+from otdd_flash.types import Potentials
+
+_UNIT_ROUNDOFF = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16x3": 2.0**-21,
+    "int8": 2.0**-24,
+    "tf32": 2.0**-11,
+    "fp16": 2.0**-11,
+}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how scores are computed; see :func:`otdd_flash.ops.make_operator`."""
+
+    backend: Backend = "auto"
+    precision: Precision = "auto"
+    memory: Memory = "auto"
+    memory_budget: int | None = None
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Divergence:
+    """A divergence (or plain entropic value) between two clouds of a cost.
+
+    Args:
+        value: the debiased divergence, or ``OT_eps`` where ``debiased`` is False; the dual value.
+        primal: the same combination of primal values of the current plans.
+        gap: ``sum |dual - primal|`` over the problems with their factors.
+        error: stated absolute error of ``value``: the gap plus what the precision can round.
+        marginal_error: the largest L1 marginal error (both sides) among the problems, as a fraction of the mass.
+        iterations: the most passes any problem took at the target epsilon.
+        converged: every problem met its tolerance.
+        epsilon: in units of the cost.
+        debiased: whether self terms were subtracted.
+        solution: potentials and certificates of the problems ``cross, source self, target self``.
+        cost: clouds and ground cost.
+        info: backend, precision and memory mode used.
+    """
+
+    value: float
+    primal: float
+    gap: float
+    error: float
+    marginal_error: float
+    iterations: int
+    converged: bool
+    epsilon: float
+    debiased: bool
+    potentials: Potentials
+    self_potentials: tuple[Tensor, Tensor] | None
+    cost: DotProductCost = field(repr=False)
+    info: OperatorInfo = field(repr=False)
+    certificates: tuple[dict, ...] = field(repr=False)
+
+    @property
+    def plan(self) -> TransportPlan:
+        """The cross problem's plan, applied by streaming."""
+        backend: Backend = "triton" if self.info.backend == "triton" else "torch"
+        precision: Precision = self.info.precision  # type: ignore[assignment]
+        return TransportPlan(self.cost, (0, 1), self.potentials, self.epsilon, backend, precision)
+
+
+def divergence(
+    cost: DotProductCost,
+    epsilon: float,
+    *,
+    debiased: bool = True,
+    options: SolverOptions = SolverOptions(),  # noqa: B008 - frozen
+    execution: Execution = Execution(),  # noqa: B008 - frozen
+    initial: list[Potentials] | None = None,
+    progress: Progress | None = None,
+) -> Divergence:
+    """Solve the two-cloud problem of ``cost`` and its self terms in one batch.
+
+    Identical clouds (``x`` against itself) are one cloud: the value is then zero to the last bit.
+
+    Args:
+        cost: exactly two clouds.
+        epsilon: in units of the cost.
+        debiased: subtract the self terms.
+        options: tolerances and method.
+        execution: backend, precision, memory mode.
+        initial: potentials of the cross and the self problems to start from.
+        progress: called with (stage, passes, worst marginal error).
+    """
+    if len(cost.clouds) != 2:
+        raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
+    if _same_cloud(cost):
+        cross: Problem = (0, 0)
+        problems, factors = [cross], [0.0 if debiased else 1.0]
+    else:
+        problems = [(0, 1), (0, 0), (1, 1)] if debiased else [(0, 1)]
+        factors = [1.0, -0.5, -0.5] if debiased else [1.0]
+    operator = make_operator(
+        cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
+        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+    )  # fmt: skip
+    solution = solve(operator, epsilon, options, initial=initial, progress=progress)
+    return _summary(cost, solution, factors, debiased=debiased)
+
+
+def sinkhorn_divergence(
+    x: Tensor,
+    y: Tensor,
+    *,
+    epsilon: float,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    debiased: bool = True,
+    options: SolverOptions = SolverOptions(),  # noqa: B008 - frozen
+    execution: Execution = Execution(),  # noqa: B008 - frozen
+) -> Divergence:
+    """Debiased Sinkhorn divergence between two clouds for the squared Euclidean cost (no 1/2).
+
+    Args:
+        x: ``(n, d)`` points.
+        y: ``(m, d)`` points.
+        epsilon: in units of the squared distance.
+        a: ``(n,)`` weights, default uniform; normalised to sum to one.
+        b: ``(m,)`` weights.
+        debiased: subtract the self terms.
+        options: tolerances and method.
+        execution: backend, precision, memory mode.
+
+    Returns:
+        The divergence with certificate; a :class:`~otdd_flash.errors.NotConvergedWarning` is given where it is not met.
+
+    Raises:
+        ValueError: shapes or weights that do not fit.
+    """
+    clouds = [_cloud(points, weights, name) for points, weights, name in ((x, a, "x"), (y, b, "y"))]
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}: embed or project them to one width")
+    result = divergence(DotProductCost.build(clouds), epsilon, debiased=debiased, options=options, execution=execution)
+    report_convergence(result.converged, result.marginal_error, result.iterations, options, strict=False)
+    return result
+
+
+def report_convergence(
+    converged: bool, marginal_error: float, iterations: int, options: SolverOptions, *, strict: bool
+) -> None:
+    """Say loudly that a result is not converged.
+
+    Raises:
+        NotConvergedError: under ``strict``.
+    """
+    if converged:
+        return
+    message = (
+        f"not converged: marginal error {marginal_error:.2e} is above tol={options.tol:.2e} after {iterations} "
+        f"iterations; raise max_iterations (now {options.max_iterations}) or epsilon, or loosen tol"
+    )
+    if strict:
+        raise NotConvergedError(message)
+    warnings.warn(message, NotConvergedWarning, stacklevel=3)
+
+
+def _summary(cost: DotProductCost, solution: Solution, factors: list[float], *, debiased: bool) -> Divergence:
+    weight = torch.tensor(factors, dtype=torch.float64)
+    names = ("cross", "source self", "target self")
+    gap = float((weight.abs() * (solution.dual - solution.primal).abs()).sum())
+    info = solution.operator.info
+    largest = max(cost.bound(i, j) for i, j in solution.operator.problems)
+    rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * largest
+    cross = solution.potentials(0)
+    selves: tuple[Tensor, Tensor] | None = None
+    if debiased:
+        selves = (cross.f, cross.g) if len(factors) == 1 else (solution.potentials(1).f, solution.potentials(2).f)
+    return Divergence(
+        value=float(weight @ solution.dual), primal=float(weight @ solution.primal), gap=gap, error=gap + rounding,
+        marginal_error=float(solution.marginal_error.max()), iterations=int(solution.iterations.max()),
+        converged=bool(solution.converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
+        self_potentials=selves, cost=cost, info=info,
+        certificates=tuple(
+            {
+                "problem": names[p], "dual": float(solution.dual[p]), "primal": float(solution.primal[p]),
+                "marginal_error": float(solution.marginal_error[p]), "iterations": int(solution.iterations[p]),
+                "converged": bool(solution.converged[p]),
+            }
+            for p in range(len(factors))
+        ),
+    )  # fmt: skip
+
+
+def _same_cloud(cost: DotProductCost) -> bool:
+    """Whether both clouds hold the same points and weights, and labels that the table cannot tell apart."""
+    x, y = cost.clouds
+    if x.points.shape != y.points.shape or not torch.equal(x.points, y.points) or not torch.equal(x.weights, y.weights):
+        return False
+    if cost.table is None or x.labels is None or y.labels is None:
+        return True
+    (ours, i), (theirs, j) = (torch.unique(cloud.labels, return_inverse=True) for cloud in (x, y))
+    if not torch.equal(i, j):
+        return False
+    within, across, other = (cost.table[r][:, c] for r, c in ((ours, ours), (ours, theirs), (theirs, theirs)))
+    return torch.equal(within, across) and torch.equal(within, other)
+
+
+def _cloud(points: Tensor, weights: Tensor | None, name: str) -> PointCloud:
+    if points.dim() != 2 or points.shape[0] == 0:
+        raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
+    points = points if points.dtype in (torch.float32, torch.float64) else points.to(torch.float32)
+    if not bool(torch.isfinite(points).all()):
+        bad = int((~torch.isfinite(points)).any(1).nonzero()[0])
+        raise ValueError(f"{name} holds NaN or infinity, first in row {bad}")
+    n = points.shape[0]
+    if weights is None:
+        return PointCloud(points, torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device))
+    weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device)
+    total = float(weights.sum())
+    if weights.shape != (n,):
+        raise ValueError(f"weights of {name} must have shape ({n},), got {tuple(weights.shape)}")
+    if not (bool((weights >= 0).all()) and 0 < total < math.inf):
+        raise ValueError(f"weights of {name} must be non-negative and finite with a positive sum, got sum {total}")
+    return PointCloud(points, weights / total)

@@ -1,0 +1,109 @@
+"""The transport plan of a solved problem, as an operator that is never a matrix unless asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost
+from otdd_flash.ops import Backend, PlanOperator, Precision, make_operator
+from otdd_flash.types import Potentials
+
+
+@dataclass(frozen=True, eq=False)
+class TransportPlan:
+    """``P_ij = a_i b_j exp((f_i + g_j - C_ij)/eps)`` between clouds ``i`` and ``j`` of a cost, streamed.
+
+    Args:
+        cost: clouds and ground cost.
+        problem: the pair of clouds.
+        potentials: ``f (n,), g (m,)`` in the clouds' order.
+        epsilon: in units of the cost.
+        backend: as in :func:`otdd_flash.ops.make_operator`.
+        precision: as there.
+    """
+
+    cost: DotProductCost
+    problem: tuple[int, int]
+    potentials: Potentials
+    epsilon: float
+    backend: Backend = "auto"
+    precision: Precision = "auto"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(n, m)``."""
+        i, j = self.problem
+        return self.cost.clouds[i].n, self.cost.clouds[j].n
+
+    def apply(self, v: Tensor) -> Tensor:
+        """``P v`` for ``v (m,)`` or ``(m, w)``, float64, no ``n x m`` matrix."""
+        out, _ = self._operator.apply_plan(0, *self.potentials, self.epsilon, v=self._columns(v, self.shape[1], "v"))
+        assert out is not None
+        return out if v.dim() == 2 else out[:, 0]
+
+    def apply_transposed(self, u: Tensor) -> Tensor:
+        """``P^T u`` for ``u (n,)`` or ``(n, w)``, float64."""
+        _, out = self._operator.apply_plan(0, *self.potentials, self.epsilon, u=self._columns(u, self.shape[0], "u"))
+        assert out is not None
+        return out if u.dim() == 2 else out[:, 0]
+
+    def marginals(self) -> tuple[Tensor, Tensor]:
+        """Row and column sums ``(n,), (m,)`` of the plan."""
+        n, m = self.shape
+        device = self.cost.device
+        ones_m, ones_n = torch.ones(m, 1, device=device), torch.ones(n, 1, device=device)
+        pv, ptu = self._operator.apply_plan(0, *self.potentials, self.epsilon, v=ones_m, u=ones_n)
+        assert pv is not None and ptu is not None
+        return pv[:, 0], ptu[:, 0]
+
+    def map(self, y: Tensor | None = None) -> Tensor:
+        """Barycentric projection ``(P y)_i / (P 1)_i`` of each source point: ``(n, d)``.
+
+        Args:
+            y: ``(m, w)`` values at the target points; default the target points themselves.
+        """
+        values = self.cost.clouds[self.problem[1]].points if y is None else y
+        values = self._columns(values, self.shape[1], "y")
+        ones = torch.ones(len(values), 1, dtype=values.dtype, device=values.device)
+        moved = self.apply(torch.cat([values, ones], 1))
+        return moved[:, :-1] / moved[:, -1:]
+
+    def class_coupling(self, source_labels: Tensor, target_labels: Tensor) -> Tensor:
+        """``(c, c')`` mass that the plan sends from each source class to each target class; rows sum to class weights."""
+        one_hot_y = torch.nn.functional.one_hot(target_labels).to(torch.float32)
+        one_hot_x = torch.nn.functional.one_hot(source_labels).to(torch.float64)
+        return one_hot_x.T @ self.apply(one_hot_y)
+
+    def transfer_labels(self, target_labels: Tensor) -> Tensor:
+        """``(n, c')`` label distribution that each source point receives through the plan; rows sum to one."""
+        return self.map(torch.nn.functional.one_hot(target_labels).to(torch.float32))
+
+    def dense(self) -> Tensor:
+        """The plan as an ``(n, m)`` float64 matrix.
+
+        Raises:
+            ValueError: more than ``2^27`` entries (1 GiB).
+        """
+        n, m = self.shape
+        if n * m > 1 << 27:
+            raise ValueError(f"a dense plan of {n} x {m} takes {n * m * 8 / 2**30:.1f} GiB; use apply() or map()")
+        return self.apply(torch.eye(m, dtype=torch.float64, device=self.cost.device))
+
+    @cached_property
+    def _operator(self) -> PlanOperator:
+        return make_operator(
+            self.cost, [self.problem], epsilon=self.epsilon, backend=self.backend, precision=self.precision,
+            memory="streamed",
+        )  # fmt: skip
+
+    def _columns(self, values: Tensor, length: int, name: str) -> Tensor:
+        if values.dim() not in (1, 2) or values.shape[0] != length:
+            raise ValueError(f"{name} must have {length} rows, got shape {tuple(values.shape)}")
+        if values.device != self.cost.device:
+            raise ValueError(f"{name} is on {values.device}, the plan on {self.cost.device}: move one of them")
+        values = values if values.is_floating_point() else values.to(torch.float32)
+        return values if values.dim() == 2 else values[:, None]
