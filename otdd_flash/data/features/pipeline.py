@@ -1,0 +1,215 @@
+"""Features of a pair: one embedder and one scaling for both sides, recorded."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from otdd_flash.data.features import cache as store
+from otdd_flash.data.features.embedders import AnyDataset, Batching, Embedder, resolve_embedder
+from otdd_flash.data.features.scaling import ScalingName, Standardizer, unit_rows
+from otdd_flash.data.text import TextDataset
+from otdd_flash.types import LabeledDataset
+
+_SIDES = ("source", "target", "both")
+_SHOWN = 16
+
+
+@dataclass
+class FeatureRecord:
+    """What was done to the features of a pair.
+
+    Args:
+        embedders: names by side, in the order they were applied.
+        keys: content keys of the embedders by side, ``None`` where there is none.
+        cached: by side, whether every embedding came from the disk.
+        scaling: ``none``, ``standardize`` or ``l2``.
+        standardizer: the constants of ``standardize``; give them to :class:`Features` to repeat the scaling.
+        zero_rows: rows that had no direction under ``l2``, by side.
+    """
+
+    embedders: dict[str, list[str]] = field(default_factory=dict)
+    keys: dict[str, list[str | None]] = field(default_factory=dict)
+    cached: dict[str, bool] = field(default_factory=dict)
+    scaling: str = "none"
+    standardizer: Standardizer | None = None
+    zero_rows: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types; constants of more than 16 columns as their digest."""
+        plain: dict[str, Any] = {"embedders": self.embedders, "keys": self.keys, "cached": self.cached}
+        plain["scaling"] = {"name": self.scaling}
+        if self.zero_rows:
+            plain["scaling"]["zero_rows"] = self.zero_rows
+        if self.standardizer is not None:
+            constants = {"mean": self.standardizer.mean, "std": self.standardizer.std}
+            plain["scaling"] |= {
+                "fitted_on": self.standardizer.fitted_on,
+                "constant_columns": self.standardizer.constant,
+                **{name: _shown(tensor) for name, tensor in constants.items()},
+            }
+        return plain
+
+
+@dataclass(frozen=True)
+class Features:
+    """How the features of two data sets are made comparable: embed, then scale.
+
+    Args:
+        embedder: ``raw``, ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model>``, a
+            torch module, a callable, or several to be applied in turn.
+        target_embedder: for the target alone; default the same as for the source.
+        scaling: ``none``; ``standardize`` (zero mean, unit deviation a column); ``l2`` (unit rows: the cosine cost).
+        fit_on: side that ``pca`` and ``standardize`` are fitted on: ``source``, ``target``, or ``both`` with equal
+            mass. A fit on one side makes the distance depend on which side is which.
+        mean: constants for ``standardize`` instead of a fit: one number, one a channel or one a feature.
+        std: the same.
+        batching: batch size, device and progress of models.
+        cache: folder of embeddings; ``None`` stores none, ``"default"`` is ``$OTDD_CACHE/features`` or
+            ``~/.cache/otdd_flash/features``.
+    """
+
+    embedder: Any = "raw"
+    target_embedder: Any = None
+    scaling: ScalingName = "none"
+    fit_on: Literal["source", "target", "both"] = "source"
+    mean: Any = None
+    std: Any = None
+    batching: Batching = field(default_factory=Batching)
+    cache: str | Path | None = "default"
+
+    def __post_init__(self) -> None:
+        if self.scaling not in ("none", "standardize", "l2"):
+            raise ValueError(f"scaling must be none, standardize or l2, got {self.scaling!r}")
+        if self.fit_on not in _SIDES:
+            raise ValueError(f"fit_on must be source, target or both, got {self.fit_on!r}")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("give mean and std together, or neither")
+        if self.mean is not None and self.scaling != "standardize":
+            raise ValueError(f"mean and std are for scaling='standardize', got scaling={self.scaling!r}")
+
+    def apply(self, source: AnyDataset, target: AnyDataset) -> tuple[LabeledDataset, LabeledDataset, FeatureRecord]:
+        """Both data sets with their new features, and the record.
+
+        Raises:
+            ValueError: texts without a text embedder, widths that differ, features that are not finite.
+        """
+        record = FeatureRecord(scaling=self.scaling)
+        first = resolve_embedder(self.embedder)
+        second = first if self.target_embedder is None else resolve_embedder(self.target_embedder)
+        a, b = self._embed_pair(source, target, first, second, record)
+        if a.d != b.d:
+            raise ValueError(
+                f"{a.name} has {a.d} features and {b.name} has {b.d}: use one embedder for both, or project "
+                "both to one width"
+            )
+        if self.scaling == "standardize":
+            scale = self._standardizer(a, b)
+            record.standardizer = scale
+            return scale(a), scale(b), record
+        if self.scaling == "l2":
+            a, record.zero_rows["source"] = unit_rows(a)
+            b, record.zero_rows["target"] = unit_rows(b)
+        return a, b, record
+
+    def _embed_pair(
+        self,
+        source: AnyDataset,
+        target: AnyDataset,
+        first: list[Embedder],
+        second: list[Embedder],
+        record: FeatureRecord,
+    ) -> tuple[LabeledDataset, LabeledDataset]:
+        """Both sides through their embedders; one that learns does so on the side ``fit_on``."""
+        sides: dict[str, AnyDataset] = {"source": source, "target": target}
+        chains = {"source": list(first), "target": list(second)}
+        for side in sides:
+            record.embedders[side], record.keys[side], record.cached[side] = [], [], bool(chains[side])
+        for position in range(max(len(first), len(second))):
+            current = {side: chains[side][position] for side in sides if position < len(chains[side])}
+            for side, embedder in current.items():
+                _usable(sides[side], embedder)
+            if first is second:
+                fit_on = sides.values() if self.fit_on == "both" else [sides[self.fit_on]]
+                current = dict.fromkeys(sides, current["source"].fitted(*fit_on))
+            else:
+                current = {side: embedder.fitted(sides[side]) for side, embedder in current.items()}
+            for side, embedder in current.items():
+                sides[side], hit = embed_one(sides[side], embedder, self.batching, self._folder())
+                record.embedders[side].append(embedder.name)
+                record.keys[side].append(embedder.key)
+                record.cached[side] &= hit
+        a, b = (_with_numbers(dataset) for dataset in sides.values())
+        return a, b
+
+    def _standardizer(self, a: LabeledDataset, b: LabeledDataset) -> Standardizer:
+        """Constants that were given, or fitted on the named side."""
+        if self.mean is not None:
+            return Standardizer.given(self.mean, self.std, a)
+        chosen = {"source": [a], "target": [b], "both": [a, b]}[self.fit_on]
+        return Standardizer.fit(chosen, self.fit_on)
+
+    def _folder(self) -> Path | None:
+        """Where embeddings are kept."""
+        return store.default_cache() if self.cache == "default" else None if self.cache is None else Path(self.cache)
+
+
+def embed_one(
+    dataset: AnyDataset, embedder: Embedder, batching: Batching, folder: Path | None
+) -> tuple[LabeledDataset, bool]:
+    """``dataset`` through one fitted embedder, and whether the result came from the disk.
+
+    Raises:
+        ValueError: texts for a picture model or the reverse, or vectors that are not finite.
+    """
+    _usable(dataset, embedder)
+    key = None
+    if folder is not None and embedder.stored and embedder.key is not None:
+        shape = getattr(dataset, "image_shape", None)
+        content = f"{dataset.fingerprint}|{shape}|{embedder.name}|{embedder.key}"
+        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+    x = store.read(folder, key, len(dataset)) if folder is not None and key is not None else None
+    hit = x is not None
+    if x is None:
+        x = embedder.embed(dataset, batching)
+        if not store.is_storable(x):
+            raise ValueError(f"embedder {embedder.name} gave NaN or infinite features for {dataset.name}")
+        if folder is not None and key is not None:
+            store.write(folder, key, x, {"embedder": embedder.name, "data": dataset.name})
+    note = f"embedded by {embedder.name}: {x.shape[1]} features"
+    if isinstance(dataset, TextDataset):
+        return dataset.with_features(x, note), hit
+    moved = x.to(dataset.x.device)
+    return replace(dataset, x=moved, levels=None, image_shape=None, notes=(*dataset.notes, note)), hit
+
+
+def _usable(dataset: AnyDataset, embedder: Embedder) -> None:
+    """Refuse a data set of a kind that the embedder does not take."""
+    texts = isinstance(dataset, TextDataset)
+    if texts and not embedder.texts:
+        raise ValueError(f"{dataset.name} holds texts, {embedder.name} takes numbers: put a sentence embedder first")
+    if embedder.texts and not texts:
+        raise ValueError(
+            f"{embedder.name} takes texts, {dataset.name} holds numbers: choose a picture model, pca or raw"
+        )
+
+
+def _with_numbers(dataset: AnyDataset) -> LabeledDataset:
+    """The data set, or advice where it still holds texts."""
+    if isinstance(dataset, TextDataset):
+        raise ValueError(
+            f"{dataset.name} holds texts: give embedder='sentence-transformers:<model>' (extra 'text'), which makes "
+            "vectors of them"
+        )
+    return dataset
+
+
+def _shown(tensor: Tensor) -> list[float] | str:
+    """Few constants as they are, many as a digest."""
+    if len(tensor) <= _SHOWN:
+        return tensor.tolist()
+    return hashlib.blake2b(tensor.numpy().tobytes(), digest_size=16).hexdigest()
