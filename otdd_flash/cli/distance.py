@@ -43,7 +43,8 @@ def run(config: DistanceConfig, job: Job) -> None:
         if result.label_distances is not None:
             result.label_distances.to_safetensors(job.folder / "label_distances.safetensors")
         rows.append(("files", str(job.folder)))
-    emit(record, f"{source.name} -> {target.name}", rows, fmt=config.output.format, one_line=job.multirun)
+    title = f"{side_title(source, config.source)} -> {side_title(target, config.target)}"
+    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
     if config.strict and not result.converged:
         raise NotConvergedError(
             f"marginal error {result.marginal_error:.2e} is above tol {result.tol:.2e} after "
@@ -59,6 +60,12 @@ def load_side(side: DatasetConfig, seed: int) -> LabeledDataset:
     dataset = load(side.name, seed=seed, **given, **side.options)
     log.info("%r", dataset)
     return dataset
+
+
+def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
+    """What a side is, in few words: its name, and split and classes where the config chooses them."""
+    classes = None if side.classes is None else "classes " + ",".join(map(str, side.classes))
+    return " ".join(part for part in (dataset.name, side.split, classes) if part)
 
 
 def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
@@ -94,5 +101,5 @@ def table_rows(result: DistanceResult) -> list[Row]:
         ("peak memory", format_bytes(result.peak_memory)),
     ]
     if result.notes:
-        rows.append(("notes", "\n".join(result.notes)))
+        rows.append(("notes", "\n".join(dict.fromkeys(result.notes))))
     return rows
