@@ -237,7 +237,8 @@ def _check_sides(source: LabeledDataset, target: LabeledDataset) -> None:
         if not isinstance(side, LabeledDataset):
             raise TypeError(
                 f"{name} must be a LabeledDataset, got {type(side).__name__}: use otdd_flash.from_arrays(X, y), "
-                "otdd_flash.from_torch, otdd_flash.from_huggingface or otdd_flash.load"
+                "otdd_flash.from_torch, otdd_flash.from_huggingface or otdd_flash.load; texts need an embedder first "
+                "(otdd_flash.data.features.Features)"
             )
 
 
