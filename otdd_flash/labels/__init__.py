@@ -1,0 +1,16 @@
+"""Class-to-class distances: moments, Bures, Sinkhorn, precomputed tables, and their cache."""
+
+from otdd_flash.labels.api import METHODS, label_distances
+from otdd_flash.labels.class_sinkhorn import LabelSinkhorn
+from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
+from otdd_flash.labels.tables import LabelDistances
+
+__all__ = [
+    "METHODS",
+    "ClassSample",
+    "LabelDistances",
+    "LabelSinkhorn",
+    "check_pair",
+    "class_samples",
+    "label_distances",
+]

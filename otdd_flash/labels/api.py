@@ -1,0 +1,161 @@
+"""Front door of the label distances: which method, on which classes, from the cache or anew."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.labels.cache import cache_path, load_cached
+from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
+from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
+from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
+from otdd_flash.labels.tables import LabelDistances
+from otdd_flash.sinkhorn import Progress
+from otdd_flash.types import LabeledDataset
+
+METHODS = ("means", "gaussian_diag", "gaussian", "sinkhorn")
+_MOMENT_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
+
+ClassDistance = Callable[..., Any]
+
+
+def label_distances(
+    source: LabeledDataset,
+    target: LabeledDataset,
+    *,
+    method: Any = "gaussian",
+    sinkhorn: LabelSinkhorn | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> LabelDistances:
+    """Squared distances between all classes of two labelled data sets, ``W[l, l'] ~ W_2^2(class l, class l')``.
+
+    Args:
+        source: first data set.
+        target: second data set, of the same feature width.
+        method: ``means``, ``gaussian_diag``, ``gaussian`` (Bures) or ``sinkhorn``; or precomputed tables (joint
+            ``(c + c', c + c')``, the triple source-source, source-target, target-target, or a
+            :class:`LabelDistances`); or a callable ``(points, points) -> squared distance``, of four parameters
+            ``(points, points, weights, weights)`` where weights matter.
+        sinkhorn: epsilon and solver of ``method="sinkhorn"``.
+        cache_dir: folder that keeps tables between runs; not used for callables and precomputed tables.
+        progress: called with (stage, passes, worst marginal error) by ``sinkhorn``.
+
+    Returns:
+        The three tables with method, parameters and certificate.
+
+    Raises:
+        ValueError: feature widths or devices that differ, an unknown method, tables that do not fit.
+    """
+    names = source.class_names, target.class_names
+    if isinstance(method, LabelDistances):
+        return LabelDistances(
+            method.source_source, method.source_target, method.target_target, *names, method.method,
+            method.parameters, method.certificate,
+        )  # fmt: skip
+    if not isinstance(method, str) and not callable(method):
+        return LabelDistances.from_tables(method, *names)
+    if isinstance(method, str) and method not in METHODS:
+        raise ValueError(
+            f"label distance method {method!r} is unknown: give one of {', '.join(METHODS)}, precomputed tables or a "
+            "callable"
+        )
+    check_pair(source, target)
+    settings = sinkhorn or LabelSinkhorn()
+    parameters = settings.parameters() if method == "sinkhorn" else {}
+    path = None
+    if cache_dir is not None and isinstance(method, str):
+        path = cache_path(cache_dir, source, target, method, parameters)
+        stored = load_cached(path, source, target)
+        if stored is not None:
+            return stored
+    classes = class_samples(source) + class_samples(target)
+    table, certificate = _distinct_table(classes, method, settings, progress)
+    name = method if isinstance(method, str) else f"callable {getattr(method, '__qualname__', type(method).__name__)}"
+    result = LabelDistances.from_joint(table, *names, name, parameters=parameters, certificate=certificate)
+    if path is not None:
+        result.to_safetensors(path)
+    return result
+
+
+def callable_table(classes: Sequence[ClassSample], distance: ClassDistance) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` table of a user's squared distance, called once per pair of classes; zero on the diagonal.
+
+    Raises:
+        ValueError: a result that is negative or not finite, or weighted classes and a callable without weights.
+    """
+    weighted = _takes_weights(distance)
+    if not weighted:
+        _refuse_weights(classes)
+    table = torch.zeros(len(classes), len(classes), dtype=torch.float64)
+    for i, j in itertools.combinations(range(len(classes)), 2):
+        p, q = classes[i], classes[j]
+        weights = (p.weights, q.weights) if weighted else ()
+        value = float(distance(p.points, q.points, *weights))
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"the label distance callable gave {value} for {p.name} and {q.name}, must be >= 0")
+        table[i, j] = table[j, i] = value
+    return table, {}
+
+
+def _distinct_table(
+    classes: Sequence[ClassSample], method: str | ClassDistance, settings: LabelSinkhorn, progress: Progress | None
+) -> tuple[Tensor, dict[str, Any]]:
+    """Joint table on the host; classes of the very same sample are one, at distance zero to the last bit."""
+    distinct, position = _distinct(classes)
+    if callable(method):
+        table, certificate = callable_table(distinct, method)
+    elif method == "sinkhorn":
+        table, certificate = sinkhorn_table(distinct, settings, progress)
+    else:
+        table, certificate = _MOMENT_TABLES[method](distinct)
+    table = table.to("cpu", torch.float64)
+    if not bool(torch.isfinite(table).all()):
+        i, j = (~torch.isfinite(table)).nonzero()[0].tolist()
+        raise ValueError(f"label distance of {distinct[i].name} and {distinct[j].name} is {float(table[i, j])}")
+    return table[position][:, position], certificate
+
+
+def _distinct(classes: Sequence[ClassSample]) -> tuple[list[ClassSample], list[int]]:
+    """Classes without repetition, and where each one stands among them."""
+    distinct: list[ClassSample] = []
+    position = []
+    for sample in classes:
+        match = next((k for k, other in enumerate(distinct) if _same(sample, other)), len(distinct))
+        if match == len(distinct):
+            distinct.append(sample)
+        position.append(match)
+    return distinct, position
+
+
+def _same(p: ClassSample, q: ClassSample) -> bool:
+    """Whether two classes hold the same weighted points in the same order."""
+    if p.n != q.n or not torch.equal(p.x[p.index[0]], q.x[q.index[0]]):
+        return False
+    return torch.equal(p.weights, q.weights) and torch.equal(p.points, q.points)
+
+
+def _takes_weights(distance: ClassDistance) -> bool:
+    """Whether the callable has four positional parameters without a default."""
+    try:
+        parameters = inspect.signature(distance).parameters.values()
+    except ValueError:  # a builtin without a signature
+        return False
+    needed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    return len(needed) == 4
+
+
+def _refuse_weights(classes: Sequence[ClassSample]) -> None:
+    """Refuse what a callable of two parameters would ignore."""
+    for sample in classes:
+        if float(sample.weights.max() - sample.weights.min()) > 1e-9 * float(sample.weights.max()):
+            raise ValueError(
+                f"class {sample.name} has unequal weights, which a callable of two parameters would ignore: give one "
+                "of four, (points, points, weights, weights)"
+            )

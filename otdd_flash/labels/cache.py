@@ -1,0 +1,41 @@
+"""Label-distance tables kept between runs, found by what they were computed from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from otdd_flash.labels.tables import LabelDistances
+from otdd_flash.types import LabeledDataset
+
+_VERSION = 1  # raise it when a method's numbers change
+
+
+def cache_path(
+    folder: str | os.PathLike[str],
+    source: LabeledDataset,
+    target: LabeledDataset,
+    method: str,
+    parameters: dict[str, Any],
+) -> Path:
+    """File of the table: its name is a key over both contents, the method, its parameters and the version."""
+    key = [_VERSION, source.fingerprint, target.fingerprint, method, parameters]
+    digest = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return Path(folder) / f"labels-{digest}.safetensors"
+
+
+def load_cached(path: Path, source: LabeledDataset, target: LabeledDataset) -> LabelDistances | None:
+    """The stored table under today's class names, or ``None``; a damaged file is reported and will be replaced."""
+    try:
+        stored = LabelDistances.from_safetensors(path)
+        return replace(stored, source_names=source.class_names, target_names=target.class_names)
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        warnings.warn(f"stored label distances are computed anew: {error}", stacklevel=3)
+        return None

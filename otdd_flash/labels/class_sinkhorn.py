@@ -1,0 +1,144 @@
+"""Class-to-class Sinkhorn divergences on features: every pair of classes in one batched solve.
+
+    W[i, j] = OT_eps(i, j) - OT_eps(i, i)/2 - OT_eps(j, j)/2
+
+One epsilon serves all pairs, so that entries compare; self terms are solved once per class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.errors import NotConvergedWarning
+from otdd_flash.labels.samples import ClassSample
+from otdd_flash.ops import make_operator
+from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
+
+
+@dataclass(frozen=True)
+class LabelSinkhorn:
+    """How class-to-class problems are solved; their epsilon is a parameter of its own.
+
+    Args:
+        epsilon: absolute, in units of the squared feature distance; wins over ``relative_epsilon``.
+        relative_epsilon: as a fraction of the mean squared distance between samples of different classes.
+        debiased: subtract the self terms; without it the table is ``OT_eps`` itself off the diagonal.
+        options: tolerances and method of the solver.
+        execution: backend, precision, memory mode.
+    """
+
+    epsilon: float | None = None
+    relative_epsilon: float = 0.01
+    debiased: bool = True
+    options: SolverOptions = field(default_factory=SolverOptions)
+    execution: Execution = field(default_factory=Execution)
+
+    def __post_init__(self) -> None:
+        name = "relative_epsilon" if self.epsilon is None else "epsilon"
+        value = getattr(self, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"the {name} of the label distances must be positive and finite, got {value}")
+
+    def parameters(self) -> dict[str, Any]:
+        """What was asked for and changes the numbers, JSON-safe."""
+        return {
+            "epsilon": self.epsilon,
+            "relative_epsilon": self.relative_epsilon if self.epsilon is None else None,
+            "debiased": self.debiased,
+            "tol": self.options.tol,
+            "max_iterations": self.options.max_iterations,
+            "backend": self.execution.backend,
+            "precision": self.execution.precision,
+        }
+
+
+def sinkhorn_table(
+    classes: Sequence[ClassSample], settings: LabelSinkhorn, progress: Progress | None = None
+) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` divergences between classes and the certificate.
+
+    Entries are dual values, never clamped: one between like classes may fall below zero by its ``gap``.
+
+    Args:
+        classes: the classes of both data sets, stacked.
+        settings: epsilon, solver, execution.
+        progress: called with (stage, passes, worst marginal error).
+
+    Returns:
+        The table, symmetric with a zero diagonal, on the host; and the certificate: epsilon, mean cost, convergence,
+        and ``gap``, the largest sum of duality gaps that went into one entry.
+    """
+    c = len(classes)
+    mean_cost = mean_class_cost(classes)
+    epsilon = settings.epsilon if settings.epsilon is not None else settings.relative_epsilon * mean_cost
+    if epsilon == 0.0:  # fewer than two classes, or all samples of all classes in one point
+        return torch.zeros(c, c, dtype=torch.float64), {"epsilon": 0.0, "mean_cost": mean_cost, "converged": True}
+    pairs = list(itertools.combinations(range(c), 2))
+    selves = [(i, i) for i in range(c)] if settings.debiased else []
+    cost = DotProductCost.build([PointCloud(sample.points, sample.weights) for sample in classes])
+    how = settings.execution
+    operator = make_operator(
+        cost, pairs + selves, epsilon=epsilon, backend=how.backend, precision=how.precision, memory=how.memory,
+        memory_budget=how.memory_budget, deterministic=how.deterministic,
+    )  # fmt: skip
+    solution = solve(operator, epsilon, settings.options, progress=progress)
+    _warn_unconverged(solution, classes)
+    gaps = (solution.dual - solution.primal).abs()
+    certificate = {
+        "epsilon": epsilon,
+        "mean_cost": mean_cost,
+        "converged": bool(solution.converged.all()),
+        "marginal_error": float(solution.marginal_error.max()),
+        "iterations": int(solution.iterations.max()),
+        "gap": float(_combine(gaps, pairs, c, factor=0.5).max()),
+        "backend": operator.info.backend,
+        "precision": operator.info.precision,
+        "memory": operator.info.memory,
+    }
+    return _combine(solution.dual, pairs, c, factor=-0.5), certificate
+
+
+def mean_class_cost(classes: Sequence[ClassSample]) -> float:
+    """Mean over pairs of different classes of the mean squared distance between their samples, from the moments."""
+    c = len(classes)
+    if c < 2:
+        return 0.0
+    means = torch.stack([sample.mean for sample in classes])
+    spread = float(sum(sample.variance.sum() for sample in classes)) / c
+    return float((means - means.mean(0)).square().sum()) * 2 / (c - 1) + 2 * spread
+
+
+def _combine(values: Tensor, pairs: list[tuple[int, int]], c: int, *, factor: float) -> Tensor:
+    """``(c, c)`` symmetric table ``v_ij + factor (v_ii + v_jj)``, zero on the diagonal, from values per problem."""
+    rows, columns = torch.tensor(pairs).T
+    table = torch.zeros(c, c, dtype=torch.float64)
+    table[rows, columns] = values[: len(pairs)]
+    if len(values) > len(pairs):
+        selves = values[len(pairs) :]
+        table[rows, columns] += factor * (selves[rows] + selves[columns])
+    return table + table.T
+
+
+def _warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:
+    """Say which class pairs missed the tolerance."""
+    if bool(solution.converged.all()):
+        return
+    worst = int(solution.marginal_error.argmax())
+    i, j = solution.operator.problems[worst]
+    warnings.warn(
+        f"label distances: {int((~solution.converged).sum())} of {len(solution.converged)} class problems are not "
+        f"converged, the worst is {classes[i].name} to {classes[j].name} with marginal error "
+        f"{float(solution.marginal_error[worst]):.2e} (tol {solution.options.tol:.2e}); raise the label epsilon or "
+        "max_iterations",
+        NotConvergedWarning,
+        stacklevel=5,
+    )

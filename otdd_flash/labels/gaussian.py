@@ -1,0 +1,104 @@
+"""Squared 2-Wasserstein distances between classes seen as points or Gaussians, from their first two moments.
+
+``means``          ``|mu - mu'|^2``
+``gaussian_diag``  ``|mu - mu'|^2 + |s - s'|^2`` with standard deviations ``s`` of each feature
+``gaussian``       ``|mu - mu'|^2 + tr S + tr S' - 2 tr (S^1/2 S' S^1/2)^1/2`` (Bures)
+
+With ``S = F^T F`` the last trace is the nuclear norm of ``F F'^T``: no matrix square root is taken, nothing can turn
+imaginary, rank-deficient covariances are no special case, and a class of ``n_c < d`` samples enters as its centred
+rows, ``||Z Z'^T||_nuclear / sqrt(n n')``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from otdd_flash.labels.samples import ClassSample
+
+_BATCH_BYTES = 1 << 27
+
+
+def means_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` squared distances of class means, and the certificate."""
+    means = torch.stack([sample.mean for sample in classes])
+    return _squared_distances(means), {"error": _rounding(means.square().sum(1), means.shape[1])}
+
+
+def gaussian_diag_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` squared Wasserstein distances of Gaussians with diagonal covariances, and the certificate."""
+    moments = torch.stack([torch.cat([sample.mean, sample.variance.sqrt()]) for sample in classes])
+    return _squared_distances(moments), {"error": _rounding(moments.square().sum(1), moments.shape[1])}
+
+
+def gaussian_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` squared Wasserstein distances of Gaussians with full covariances, and the certificate.
+
+    Source: Dowson and Landau (1982); Alvarez-Melis and Fusi (2020), equation 7.
+    """
+    means = torch.stack([sample.mean for sample in classes])
+    factors = [sample.factor for sample in classes]
+    traces = torch.stack([factor.square().sum() for factor in factors])
+    table = _squared_distances(means) + traces[:, None] + traces[None, :] - 2 * nuclear_norms(factors)
+    ranks = [factor.shape[0] for factor in factors]
+    scale = means.square().sum(1) + traces
+    return table.fill_diagonal_(0.0), {"error": _rounding(scale, means.shape[1] + max(ranks)), "ranks": ranks}
+
+
+def nuclear_norms(factors: Sequence[Tensor]) -> Tensor:
+    """``(c, c)`` nuclear norms of ``F_i F_j^T`` for all pairs, in batches of pairs of like rank.
+
+    Args:
+        factors: ``c`` matrices ``(r_i, d)``, float64.
+
+    Returns:
+        Symmetric ``(c, c)`` float64 table; the diagonal is ``tr F_i F_i^T``.
+    """
+    order = sorted(range(len(factors)), key=lambda i: factors[i].shape[0])
+    table = torch.diag(torch.stack([factor.square().sum() for factor in factors]))
+    for position, i in enumerate(order):
+        for chunk in _chunks(order[position + 1 :], factors):
+            stack = pad_sequence([factors[j] for j in chunk], batch_first=True)  # zero rows add no singular value
+            norms = _nuclear_norm(factors[i] @ stack.mT)
+            table[i, chunk] = norms
+            table[chunk, i] = norms
+    return table
+
+
+def _nuclear_norm(matrices: Tensor) -> Tensor:
+    """Sum of singular values of each matrix ``(B, p, q)``, ``p <= q``.
+
+    On the CPU from the singular values, exact to rounding. On a GPU, where batched singular values are slow, from the
+    symmetric eigenvalues of ``M M^T``: those below ``1e-16`` of the largest are lost, 1e-8 of it after the root.
+    """
+    if matrices.shape[1] == 0:
+        return matrices.new_zeros(matrices.shape[0])
+    if matrices.device.type == "cpu":
+        return torch.linalg.svdvals(matrices).sum(1)
+    return torch.linalg.eigvalsh(matrices @ matrices.mT).clamp_min(0).sqrt().sum(1)
+
+
+def _chunks(indices: list[int], factors: Sequence[Tensor]) -> list[list[int]]:
+    """``indices``, sorted by rank, cut so that each padded stack stays within the byte budget."""
+    chunks: list[list[int]] = []
+    for j in indices:
+        rank, width = factors[j].shape
+        if chunks and (len(chunks[-1]) + 1) * rank * width * 8 <= _BATCH_BYTES:
+            chunks[-1].append(j)
+        else:
+            chunks.append([j])
+    return chunks
+
+
+def _squared_distances(points: Tensor) -> Tensor:
+    """``(c, c)`` squared distances taken from differences: never negative, zero on equal points."""
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def _rounding(scale: Tensor, terms: int) -> float:
+    """Bound of the absolute rounding error of sums of ``terms`` products of size ``scale``, in units of the cost."""
+    return float(torch.finfo(torch.float64).eps * terms * 2 * scale.max())

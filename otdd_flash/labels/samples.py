@@ -1,0 +1,127 @@
+"""Weighted class samples and their moments: what every label distance is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from otdd_flash.types import LabeledDataset
+
+_BLOCK_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSample:
+    """One class of a data set: rows ``index`` of ``x``, with weights that sum to one within the class.
+
+    Moments are those of the weighted sample itself (population covariance): one sample is a Dirac of covariance zero.
+    All of them are float64 and computed on first use.
+
+    Args:
+        x: ``(n, d)`` features of the whole data set; never copied as a whole.
+        index: ``(n_c,)`` rows of the class.
+        weights: ``(n_c,)`` float64.
+        name: of data set and class, for messages.
+    """
+
+    x: Tensor
+    index: Tensor
+    weights: Tensor
+    name: str
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return self.index.shape[0]
+
+    @property
+    def points(self) -> Tensor:
+        """``(n_c, d)`` features, gathered anew."""
+        return self.x[self.index]
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """``(d,)`` weighted mean."""
+        out = torch.zeros(self.x.shape[1], dtype=torch.float64, device=self.x.device)
+        for rows, weights in self._blocks():
+            out += weights @ rows
+        return out
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """``(d,)`` weighted population variance of each feature, from centred rows."""
+        out = torch.zeros_like(self.mean)
+        for rows, weights in self._blocks():
+            out += weights @ (rows - self.mean).square()
+        return out
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """``(r, d)`` factor ``F`` of the covariance ``S = F^T F``, with ``r = min(n_c, features that vary)``.
+
+        Few samples: the centred rows times ``sqrt(w)`` themselves. Many: the triangle of their QR decomposition, block
+        by block, which unlike a square root of ``S`` never squares the data and so keeps every digit.
+        """
+        varies = self._varying_features()
+        triangle = torch.zeros(0, len(varies), dtype=torch.float64, device=self.x.device)
+        for rows, weights in self._blocks():
+            centred = (rows - self.mean)[:, varies] * weights.sqrt()[:, None]
+            triangle = torch.cat([triangle, centred])
+            if triangle.shape[0] > len(varies):
+                triangle = torch.linalg.qr(triangle, mode="r").R
+        out = torch.zeros(triangle.shape[0], self.x.shape[1], dtype=torch.float64, device=self.x.device)
+        out[:, varies] = triangle
+        return out
+
+    def _varying_features(self) -> Tensor:
+        """Indices of features that are not one constant over the class."""
+        first = self.x[self.index[0]]
+        varies = torch.zeros(self.x.shape[1], dtype=torch.bool, device=self.x.device)
+        for index in self.index.split(self._rows_per_block):
+            varies |= (self.x[index] != first).any(0)
+        return varies.nonzero()[:, 0]
+
+    @property
+    def _rows_per_block(self) -> int:
+        width = max(self.x.shape[1], 1)
+        return max(_BLOCK_ELEMENTS // width, 2 * width)  # fewer rows would make the block-wise QR wasteful
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Float64 rows and their weights, block by block."""
+        size = self._rows_per_block
+        for index, weights in zip(self.index.split(size), self.weights.split(size), strict=True):
+            yield self.x[index].to(torch.float64), weights
+
+
+def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
+    """The classes of ``dataset`` in the order of their ids."""
+    order = torch.argsort(dataset.y, stable=True)
+    weights = dataset.normalised_weights
+    groups = order.split(dataset.class_counts.tolist())
+    return [
+        ClassSample(dataset.x.detach(), index, weights[index] / weights[index].sum(), f"{dataset.name}/{name}")
+        for index, name in zip(groups, dataset.class_names, strict=True)
+    ]
+
+
+def check_pair(source: LabeledDataset, target: LabeledDataset) -> None:
+    """Refuse a pair of data sets whose features cannot be compared.
+
+    Raises:
+        ValueError: different feature widths, or different devices.
+    """
+    if source.d != target.d:
+        raise ValueError(
+            f"the data sets have different feature widths: {source.name!r} has {source.d} and {target.name!r} has "
+            f"{target.d}; bring both into one space first, with one embedder shared by both sides, with a projection "
+            "(PCA) to a common width, or for images with a resize to one shape"
+        )
+    if source.x.device != target.x.device:
+        raise ValueError(
+            f"the data sets live on different devices: {source.name!r} on {source.x.device} and {target.name!r} on "
+            f"{target.x.device}; move one with .to(device)"
+        )

@@ -1,0 +1,135 @@
+"""The front door: invariances, callables, cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from otdd_flash import from_arrays
+from otdd_flash.labels import METHODS, LabelDistances, LabelSinkhorn, label_distances
+from otdd_flash.types import LabeledDataset
+
+
+def labelled(n: int, classes: list, seed: int, d: int = 3, **options: object) -> LabeledDataset:
+    rng = torch.Generator().manual_seed(seed)
+    y = [classes[i] for i in (torch.arange(n) % len(classes)).tolist()]
+    return from_arrays(torch.randn(n, d, generator=rng), y, **options)
+
+
+SOURCE, TARGET = labelled(21, [0, 1], 0), labelled(24, [0, 1, 2], 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_names_of_classes_do_not_matter(method: str) -> None:
+    """C01: other ids, other names, other order of the classes."""
+    expected = label_distances(SOURCE, TARGET, method=method)
+    renamed = label_distances(labelled(21, [3, 4], 0), labelled(24, ["a", "b", "c"], 1), method=method)
+    assert torch.equal(renamed.joint(), expected.joint())
+    assert renamed.source_names == ("3", "4")
+    flipped = label_distances(labelled(21, ["dog", "cat"], 0), TARGET, method=method)  # sorted: cat is the second
+    assert torch.allclose(flipped.source_target, expected.source_target.flip(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_class_of_one_row(method: str) -> None:
+    """C02: a 40 x 6 table with labels 1..5, one class of a single row."""
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(2))
+    y = [1] * 13 + [2] * 13 + [3] * 7 + [4] * 6 + [5]
+    data = from_arrays(x, y)
+    result = label_distances(data, labelled(20, [0, 1], 3, d=6), method=method)
+    assert result.source_source.shape == (5, 5)
+    assert torch.isfinite(result.joint()).all()
+    if method == "gaussian":
+        others = x[:13].double()
+        expected = (others - x[39].double()).square().sum(1).mean()  # a Dirac has one plan only
+        assert float(result.source_source[4, 0]) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_set_against_itself(method: str) -> None:
+    result = label_distances(TARGET, replace(TARGET, name="copy"), method=method)
+    assert torch.equal(result.source_source, result.target_target)
+    assert torch.equal(result.source_target, result.source_source)
+    assert not result.source_target.diagonal().any()
+    assert bool((result.source_source + torch.eye(3) > 0).all())
+
+
+def test_callable_of_points_and_of_weights() -> None:
+    calls = []
+
+    def gap(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        calls.append((len(p), len(q)))
+        return (p.double().mean(0) - q.double().mean(0)).square().sum()
+
+    def weighted_gap(p: torch.Tensor, q: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a @ p.double() - b @ q.double()).square().sum())
+
+    result = label_distances(SOURCE, TARGET, method=gap)
+    assert len(calls) == 10  # every pair of five classes once, none with itself
+    assert torch.allclose(result.joint(), label_distances(SOURCE, TARGET, method="means").joint(), rtol=1e-12)
+    assert "gap" in result.method
+    weights = torch.rand(21, generator=torch.Generator().manual_seed(5))
+    uneven = labelled(21, [0, 1], 0, weights=weights)
+    expected = label_distances(uneven, TARGET, method="means").joint()
+    assert torch.allclose(label_distances(uneven, TARGET, method=weighted_gap).joint(), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="unequal weights"):
+        label_distances(uneven, TARGET, method=gap)
+    with pytest.raises(ValueError, match=r"gave -1.0 for arrays/0 and arrays/1"):
+        label_distances(SOURCE, TARGET, method=lambda p, q: -1.0)
+
+
+def test_tables_given() -> None:
+    computed = label_distances(SOURCE, TARGET, method="means")
+    given = label_distances(SOURCE, TARGET, method=computed.joint().numpy())
+    assert torch.equal(given.joint(), computed.joint())
+    assert label_distances(SOURCE, TARGET, method=computed).method == "means"
+    with pytest.raises(ValueError, match="for 3 source and 2 target classes"):
+        label_distances(TARGET, SOURCE, method=computed)
+
+
+def test_unknown_method_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'bures' is unknown: give one of means, gaussian_diag, gaussian, sinkhorn"):
+        label_distances(SOURCE, TARGET, method="bures")
+
+
+def test_widths_that_differ() -> None:
+    with pytest.raises(ValueError, match="shared by both sides"):
+        label_distances(SOURCE, labelled(20, [0, 1], 3, d=6))
+
+
+@pytest.mark.parametrize("method", ["gaussian", "sinkhorn"])
+def test_cache_round_trip(method: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = label_distances(SOURCE, TARGET, method=method, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr("otdd_flash.labels.api._distinct_table", None)  # nothing may be computed now
+    renamed = labelled(21, ["x", "y"], 0)
+    again = label_distances(renamed, TARGET, method=method, cache_dir=tmp_path)
+    assert torch.equal(again.joint(), first.joint())
+    assert again.source_names == ("x", "y")
+    assert (again.certificate, again.parameters) == (first.certificate, first.parameters)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_cache_key_tells_data_method_and_parameters_apart(tmp_path) -> None:
+    settings = LabelSinkhorn(relative_epsilon=0.5)
+    label_distances(SOURCE, TARGET, cache_dir=tmp_path)
+    label_distances(TARGET, SOURCE, cache_dir=tmp_path)
+    label_distances(SOURCE, TARGET, method="means", cache_dir=tmp_path)
+    label_distances(SOURCE, TARGET, method="sinkhorn", cache_dir=tmp_path)
+    label_distances(SOURCE, TARGET, method="sinkhorn", sinkhorn=settings, cache_dir=tmp_path)
+    label_distances(labelled(21, [0, 1], 9), TARGET, cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+    label_distances(SOURCE, TARGET, method=lambda p, q: 1.0, cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_damaged_cache_is_computed_anew_with_a_warning(tmp_path) -> None:
+    first = label_distances(SOURCE, TARGET, cache_dir=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"not a table")
+    with pytest.warns(UserWarning, match=f"computed anew.*{path.name}"):
+        again = label_distances(SOURCE, TARGET, cache_dir=tmp_path)
+    assert torch.equal(again.joint(), first.joint())
+    assert torch.equal(LabelDistances.from_safetensors(path).joint(), first.joint())
