@@ -40,7 +40,8 @@ class _Block:
 class _Group:
     """Problems of similar size, padded to one shape and treated as a batch."""
 
-    index: Tensor  # (G,) positions in the operator's batch
+    index: Tensor  # (G,) positions in the operator's batch, on the cost's device
+    host_index: Tensor  # the same on the host
     symmetric: bool
     alpha: Tensor  # (G, n)
     beta: Tensor  # (G, m)
@@ -102,6 +103,7 @@ class BlockedOperator:
 
         Raises:
             ValueError: a precision that this backend does not have.
+            MemoryError: ``memory="cached"`` beyond the budget.
         """
         if precision == "auto":
             precision = _auto_precision(cost, problems, epsilon)
@@ -109,20 +111,28 @@ class BlockedOperator:
             raise ValueError(f"precision={precision!r} needs backend='triton'; the torch backend has fp32 and fp64")
         dtype = _DTYPES[precision]
         scores = sum(_scores(cost, problem) for problem in problems) * dtype.itemsize
-        budget = _free_memory(cost.device) // 2 if memory_budget is None else memory_budget
-        cached = memory == "cached" or (memory == "auto" and scores <= budget)
-        keep_plan = cached and 2 * scores <= max(budget, 0 if memory == "auto" else scores)
+        free = _free_memory(cost.device) if memory_budget is None else 2 * memory_budget
+        budget = int(0.9 * free) if memory == "cached" and memory_budget is None else free // 2
+        if memory == "cached" and scores > budget:
+            raise MemoryError(
+                f"memory='cached' needs {scores / 2**30:.2f} GiB for {len(problems)} problems of up to "
+                f"{max(cost.clouds[i].n for i, _ in problems)} x {max(cost.clouds[j].n for _, j in problems)} points, "
+                f"the budget is {budget / 2**30:.2f} GiB: use memory='streamed' or fewer samples"
+            )
+        cached = memory != "streamed" and scores <= budget
+        keep_plan = cached and 2 * scores <= budget
         return cls(cost, problems, dtype, cached=cached, keep_plan=keep_plan)
 
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan; see :class:`~otdd_flash.ops.base.PlanOperator`."""
         r, c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         for group in self._groups:
-            if active is not None and not bool(active[group.index.cpu()].any()):
+            live = None if active is None else active[group.host_index]
+            if live is not None and not bool(live.any()):
                 continue
             fg = f[group.index, : group.n]
             gg = fg if group.symmetric else g[group.index, : group.m]
-            rg, cg = self._group_marginals(group, fg, gg, epsilon)
+            rg, cg = self._group_marginals(group, fg, gg, epsilon, live)
             r[group.index, : group.n] = rg
             c[group.index, : group.m] = cg
         return r, c
@@ -203,17 +213,20 @@ class BlockedOperator:
         """Cut the padding off."""
         return values[: self.cost.clouds[self.problems[problem][1]].n]
 
-    def _group_marginals(self, group: _Group, f: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def _group_marginals(
+        self, group: _Group, f: Tensor, g: Tensor, epsilon: float, live: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if self._keep_plan and group.absorbed is not None and group.absorbed[2] == epsilon:
             df, dg = (f - group.absorbed[0]) / epsilon, (g - group.absorbed[1]) / epsilon
             if max(float(df.abs().max()), float(dg.abs().max())) < _ABSORPTION_LIMIT:
-                return self._rescaled_marginals(group, df.exp(), dg.exp())
+                return self._rescaled_marginals(group, df.exp(), dg.exp(), live)
+        live = None if self._keep_plan else live  # the stored plan must be of one state
         group.absorbed = (f.clone(), g.clone(), epsilon) if self._keep_plan else None
         x, y = (f / epsilon + group.log_a).to(self.dtype), (g / epsilon + group.log_b).to(self.dtype)
         r = torch.zeros(f.shape, dtype=torch.float64, device=f.device)
         c = torch.zeros(g.shape, dtype=torch.float64, device=g.device)
         scratch = None
-        for block in group.blocks:
+        for block in _live_blocks(group, live):
             if self._keep_plan:
                 block.plan = torch.empty_like(block.cost) if block.plan is None else block.plan
                 plan = block.plan
@@ -233,11 +246,11 @@ class BlockedOperator:
                 c[block.problems, block.columns] += plan.sum(-2)
         return r, (r if group.symmetric else c)
 
-    def _rescaled_marginals(self, group: _Group, ef: Tensor, eg: Tensor) -> tuple[Tensor, Tensor]:
+    def _rescaled_marginals(self, group: _Group, ef: Tensor, eg: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
         """Marginals of ``diag(ef) P0 diag(eg)`` from the stored plan ``P0``."""
         r, c = torch.zeros_like(ef), torch.zeros_like(eg)
         x, y = ef.to(self.dtype), eg.to(self.dtype)
-        for block in group.blocks:
+        for block in _live_blocks(group, live):
             assert block.plan is not None
             plan = block.plan
             left, right = x[block.problems, block.rows, None], y[block.problems, block.columns, None]
@@ -287,6 +300,7 @@ class BlockedOperator:
         position = torch.tensor(index, device=self.cost.device)
         group = _Group(
             index=position,
+            host_index=torch.tensor(index),
             symmetric=problems[0][0] == problems[0][1],
             alpha=torch.stack([_pad(x.alpha, n) for x in factors]).to(self.dtype),
             beta=torch.stack([_pad(x.beta, m) for x in factors]).to(self.dtype),
@@ -303,6 +317,11 @@ class BlockedOperator:
 
     def _stack_weights(self, clouds: list[int], length: int) -> Tensor:
         return torch.stack([_pad(self.cost.clouds[i].weights.to(torch.float64), length) for i in clouds])
+
+
+def _live_blocks(group: _Group, live: Tensor | None) -> list[_Block]:
+    """Blocks with a problem still to be solved."""
+    return group.blocks if live is None else [block for block in group.blocks if bool(live[block.problems].any())]
 
 
 def _partition(batch: int, n: int, m: int, symmetric: bool, device: str) -> Iterator[_Block]:

@@ -17,7 +17,7 @@ from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.ops import Backend, Memory, OperatorInfo, Precision, Problem, make_operator
 from otdd_flash.sinkhorn.plan import TransportPlan
-from otdd_flash.sinkhorn.solver import Progress, Solution, SolverOptions, solve
+from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
 from otdd_flash.types import Potentials
 
 _UNIT_ROUNDOFF = {
@@ -41,6 +41,9 @@ class Execution:
     deterministic: bool = True
 
 
+DEFAULT_EXECUTION = Execution()
+
+
 @dataclass(frozen=True, eq=False)
 class Divergence:
     """A divergence (or plain entropic value) between two clouds of a cost.
@@ -55,9 +58,11 @@ class Divergence:
         converged: every problem met its tolerance.
         epsilon: in units of the cost.
         debiased: whether self terms were subtracted.
-        solution: potentials and certificates of the problems ``cross, source self, target self``.
+        potentials: ``f (n,), g (m,)`` of the cross problem.
+        self_potentials: ``(n,), (m,)`` of the self problems where ``debiased``.
         cost: clouds and ground cost.
         info: backend, precision and memory mode used.
+        certificates: dual, primal, marginal error, iterations and convergence of each problem.
     """
 
     value: float
@@ -88,8 +93,8 @@ def divergence(
     epsilon: float,
     *,
     debiased: bool = True,
-    options: SolverOptions = SolverOptions(),  # noqa: B008 - frozen
-    execution: Execution = Execution(),  # noqa: B008 - frozen
+    options: SolverOptions = DEFAULT_OPTIONS,
+    execution: Execution = DEFAULT_EXECUTION,
     initial: list[Potentials] | None = None,
     progress: Progress | None = None,
 ) -> Divergence:
@@ -130,8 +135,8 @@ def sinkhorn_divergence(
     a: Tensor | None = None,
     b: Tensor | None = None,
     debiased: bool = True,
-    options: SolverOptions = SolverOptions(),  # noqa: B008 - frozen
-    execution: Execution = Execution(),  # noqa: B008 - frozen
+    options: SolverOptions = DEFAULT_OPTIONS,
+    execution: Execution = DEFAULT_EXECUTION,
 ) -> Divergence:
     """Debiased Sinkhorn divergence between two clouds for the squared Euclidean cost (no 1/2).
 
@@ -184,7 +189,7 @@ def _summary(cost: DotProductCost, solution: Solution, factors: list[float], *, 
     gap = float((weight.abs() * (solution.dual - solution.primal).abs()).sum())
     info = solution.operator.info
     largest = max(cost.bound(i, j) for i, j in solution.operator.problems)
-    rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * largest
+    rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * (largest + solution.epsilon)
     cross = solution.potentials(0)
     selves: tuple[Tensor, Tensor] | None = None
     if debiased:

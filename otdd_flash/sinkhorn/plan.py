@@ -57,7 +57,8 @@ class TransportPlan:
         device = self.cost.device
         ones_m, ones_n = torch.ones(m, 1, device=device), torch.ones(n, 1, device=device)
         pv, ptu = self._operator.apply_plan(0, *self.potentials, self.epsilon, v=ones_m, u=ones_n)
-        assert pv is not None and ptu is not None
+        assert pv is not None
+        assert ptu is not None
         return pv[:, 0], ptu[:, 0]
 
     def map(self, y: Tensor | None = None) -> Tensor:
@@ -73,7 +74,7 @@ class TransportPlan:
         return moved[:, :-1] / moved[:, -1:]
 
     def class_coupling(self, source_labels: Tensor, target_labels: Tensor) -> Tensor:
-        """``(c, c')`` mass that the plan sends from each source class to each target class; rows sum to class weights."""
+        """``(c, c')`` mass sent from each source class to each target class; rows sum to the class weights."""
         one_hot_y = torch.nn.functional.one_hot(target_labels).to(torch.float32)
         one_hot_x = torch.nn.functional.one_hot(source_labels).to(torch.float64)
         return one_hot_x.T @ self.apply(one_hot_y)

@@ -36,7 +36,7 @@ class SolverOptions:
         tol: L1 marginal error of both sides together, as a fraction of the mass, at which a problem is converged.
         max_iterations: passes allowed at the target epsilon.
         scaling: factor of ``sqrt(epsilon)`` from one annealing step to the next, in ``(0, 1)``.
-        relaxation: fixed over-relaxation ``omega`` in ``[1, 2)`` for alternation, or ``None`` for Anderson acceleration.
+        relaxation: fixed over-relaxation ``omega`` in ``[1, 2)``, or ``None`` for Anderson acceleration.
         check_every: passes between looks at the error from the host.
         rho_x: strength of the KL penalty on the first marginal, in units of the cost; ``None`` for a hard constraint.
         rho_y: the same for the second marginal.
@@ -63,6 +63,9 @@ class SolverOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+
+DEFAULT_OPTIONS = SolverOptions()
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +102,7 @@ Progress = Callable[[str, int, float], None]
 def solve(
     operator: PlanOperator,
     epsilon: float,
-    options: SolverOptions = SolverOptions(),  # noqa: B008 - frozen
+    options: SolverOptions = DEFAULT_OPTIONS,
     *,
     initial: list[Potentials] | None = None,
     progress: Progress | None = None,
