@@ -15,8 +15,8 @@ from otdd_flash.kernels.primitives import add_labels, score_tile
 
 @triton.jit(do_not_specialize=["row_base", "col_base", "row_end", "col_blocks", "split_blocks", "classes"])
 def _apply_plan_kernel(
-    rows_hi, rows_lo, cols_hi, cols_lo, u, v, values, labels, table, out,
-    row_base, col_base, row_end, col_blocks, split_blocks, values_pitch, out_pitch, out_split, width, classes,
+    rows, cols, u, v, values, labels, table, out,
+    row_base, col_base, row_end, col_blocks, split_blocks, values_pitch, out_pitch, out_split, width, pitch, classes,
     scale, table_scale,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
@@ -31,7 +31,7 @@ def _apply_plan_kernel(
         col = col_block * BLOCK_N
         vv = tl.load(v + col + tl.arange(0, BLOCK_N))  # [BLOCK_N]
         dots = score_tile(
-            rows_hi, rows_lo, cols_hi, cols_lo, row_base + row, col_base + col, width,
+            rows, cols, row_base + row, col_base + col, width, pitch,
             MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         score = dots.to(tl.float32) * scale
@@ -46,28 +46,31 @@ def _apply_plan_kernel(
     tl.store(out + at, acc)
 
 
-def apply_plan(operand, exponents, values, labels, table, out, *, rows, cols, scale, table_scale, config) -> None:
+def apply_plan(
+    operand, exponents, values, labels, table, out, *, row_span, col_span, scale, table_scale, config
+) -> None:
     """Write ``splits`` partial products into ``out (splits, padded rows, padded width)``.
 
     Args:
-        operand: descriptors or tensors and the padded width.
+        operand: ``(rows, cols, width, pitch)``, see :func:`otdd_flash.kernels.marginals.marginals`.
         exponents: ``(u, v)`` of the problem, float32, padded with ``-inf``.
         values: ``(padded width of V, padded columns)`` float32, V transposed.
         labels: ``(rows,)`` int32, or ``None``.
         table: ``(c, c)`` float32, or ``None``.
         out: written whole.
-        rows: ``(first operand row, end operand row, row blocks)``.
-        cols: ``(first operand row, column blocks, column blocks per split)``.
+        row_span: ``(first operand row, end operand row, row blocks)``.
+        col_span: ``(first operand row, column blocks, column blocks per split)``.
         scale: as in :func:`otdd_flash.kernels.marginals.marginals`.
         table_scale: likewise.
         config: block sizes, warps and stages.
     """
-    sides, width = operand
+    rows, cols, width, pitch = operand
     u, v = exponents
     splits, _, out_width = out.shape
-    _apply_plan_kernel[(rows[2], out_width // config.block_w, splits)](
-        *sides, u, v, values, u if labels is None else labels, u if table is None else table, out,
-        rows[0], cols[0], rows[1], cols[1], cols[2], values.stride(0), out.stride(1), out.stride(0), width,
+    _apply_plan_kernel[(row_span[2], out_width // config.block_w, splits)](
+        rows, cols, u, v, values, u if labels is None else labels, u if table is None else table, out,
+        row_span[0], col_span[0], row_span[1], col_span[1], col_span[2], values.stride(0), out.stride(1),
+        out.stride(0), width, pitch,
         0 if table is None else table.shape[0], scale, table_scale, MODE=config.mode, LABELS=labels is not None,
         TMA=config.tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         BLOCK_W=config.block_w, num_warps=config.warps, num_stages=config.stages,

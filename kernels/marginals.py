@@ -2,27 +2,70 @@
 
     P_ij = 2^(scale S_ij + u_i + v_j - table_ij)        r_i = sum_j P_ij        c_j = sum_i P_ij
 
-A program owns a job: a rectangle of row blocks x column blocks of one problem. It streams the operand tiles (or stored
-scores), keeps the column sums of a column block in registers while it walks down the row blocks, and adds row sums to
-its own slot of ``partial``; one writer per slot makes the additions ordered. No running maximum: the potentials are the
-shift. Jobs of a symmetric problem hold the upper triangle only: a tile right of the diagonal block serves rows and
-columns, a tile of the diagonal block (BLOCK_N wide) is whole and serves rows only.
+A program owns a job: a rectangle of row blocks x column blocks of one problem. It streams operand tiles, keeps the
+column sums of a column block in registers while it walks down the row blocks, and adds row sums to its own slot of
+``partial``; one writer per slot makes the additions ordered. No running maximum: the potentials are the shift.
+
+Jobs of a symmetric problem hold the upper triangle only: a tile right of the diagonal block serves rows and columns, a
+tile of the diagonal block (BLOCK_N wide) is whole and serves rows only.
+
+The walk is one flat loop over (row block, K step), so the loads of the next tile are in flight while a tile is summed;
+an operand of one K step keeps its column side in shared memory instead (RESIDENT). Column sums are kept one value per
+lane of the accumulator's layout (DEFER): the shuffles happen once per column block, not once per tile.
 """
 
 import triton
 import triton.language as tl
 
-from otdd_flash.kernels.primitives import add_labels, score_tile
+from otdd_flash.kernels.primitives import (
+    add_further_classes,
+    class_column,
+    class_range,
+    load_rows,
+    multiply,
+    split_columns,
+    sweeps,
+    zero_tile,
+)
 
 JOB_FIELDS = 16
 
 
+@triton.jit
+def _plan_tile(
+    acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale, table_scale,
+    LABELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The plan of a tile; ``vt`` carries ``v`` plus the table row of class ``current`` from tile to tile."""
+    uu = tl.load(u + row + tl.arange(0, BLOCK_M))  # [BLOCK_M]
+    if LABELS:  # noqa: SIM102 (a compile-time test around a run-time one)
+        if first != current:
+            vt = tl.load(v + col + tl.arange(0, BLOCK_N))
+            vt += class_column(labels, table, first, col_at, classes, table_scale, BLOCK_N)
+    score = acc.to(tl.float32) * scale + (uu[:, None] + vt[None, :])
+    if LABELS:  # noqa: SIM102
+        if last != first:
+            score = add_further_classes(
+                score, labels, table, row_at, col_at, first, last, classes, table_scale, BLOCK_M, BLOCK_N
+            )  # fmt: skip
+    return tl.exp2(score), vt
+
+
+@triton.jit
+def _lane_sums(plan, DEFER: tl.constexpr, WARPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Column sums of a tile, or the part of them that needs no exchange between lanes of an MMA accumulator."""
+    if DEFER:
+        lanes = tl.reshape(plan, [BLOCK_M // (16 * WARPS), WARPS, 2, 8, BLOCK_N])
+        return tl.sum(tl.sum(lanes, 2), 0)
+    else:
+        return tl.sum(plan, 0)
+
+
 @triton.jit(do_not_specialize=["classes"])
 def _marginals_kernel(
-    rows_hi, rows_lo, cols_hi, cols_lo, tiles, exponent, labels, table, jobs, partial,
-    width, classes, scale, table_scale,
-    MODE: tl.constexpr, CACHED: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
+    rows, cols, exponent, labels, table, jobs, partial, width, pitch, classes, scale, table_scale,
+    MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, DEFER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     job = jobs + tl.program_id(0).to(tl.int64) * FIELDS
     row_base, col_base = tl.load(job), tl.load(job + 1)  # operand rows where the two clouds start
@@ -31,62 +74,95 @@ def _marginals_kernel(
     row_first, row_last = tl.load(job + 5).to(tl.int32), tl.load(job + 6).to(tl.int32)
     col_first, col_last = tl.load(job + 7).to(tl.int32), tl.load(job + 8).to(tl.int32)
     row_sums, col_sums = partial + tl.load(job + 9), partial + tl.load(job + 10)
-    tile_base, tile_pitch = tl.load(job + 11), tl.load(job + 12)
     symmetric = tl.load(job + 13) != 0
     in_rows, in_cols = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    in_tile = in_rows[:, None] * BLOCK_N + in_cols[None, :]
     for col_block in range(col_first, col_last):
         col = col_block * BLOCK_N
-        vv = tl.load(v + col + in_cols)  # [BLOCK_N]
-        sums = tl.zeros([BLOCK_N], tl.float32)
+        col_at = col_base + col
         stop = row_last
-        tile = tile_base + col_block * tile_pitch
         if symmetric:
             stop = tl.minimum(row_last, (col_block + 1) * (BLOCK_N // BLOCK_M))
-            tile = tile_base + col_block * (col_block + 1) // 2 * (BLOCK_N // BLOCK_M)
-        for row_block in range(row_first, stop):
-            row = row_block * BLOCK_M
-            uu = tl.load(u + row + in_rows)  # [BLOCK_M]
-            if CACHED:
-                score = tl.load(tiles + (tile + row_block) * (BLOCK_M * BLOCK_N) + in_tile) * scale
-            else:
-                dots = score_tile(
-                    rows_hi, rows_lo, cols_hi, cols_lo, row_base + row, col_base + col, width,
-                    MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
-                )  # fmt: skip
-                score = dots.to(tl.float32) * scale
+        vt = tl.load(v + col + in_cols)  # [BLOCK_N]
+        first, last, current = -1, -1, -1
+        if DEFER:  # noqa: SIM108 (the two have different shapes)
+            sums = tl.zeros([WARPS, 8, BLOCK_N], tl.float32)
+        else:
+            sums = tl.zeros([BLOCK_N], tl.float32)
+        if RESIDENT:
+            y = load_rows(cols, col_at, 0, pitch, TMA, BLOCK_N, BLOCK_K)
+            if MODE == "fp16x3":
+                y_lo = load_rows(cols, col_at, width, pitch, TMA, BLOCK_N, BLOCK_K)
+            for row_block in range(row_first, stop):
+                row = row_block * BLOCK_M
+                row_at = row_base + row
                 if LABELS:
-                    score = add_labels(
-                        score, labels, table, row_base + row, col_base + col, row_end, classes, table_scale,
-                        BLOCK_M, BLOCK_N,
+                    first, last = class_range(labels, row_at, row_end, BLOCK_M)
+                x = load_rows(rows, row_at, 0, pitch, TMA, BLOCK_M, BLOCK_K)
+                acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
+                if MODE == "fp16x3":
+                    x_lo = load_rows(rows, row_at, width, pitch, TMA, BLOCK_M, BLOCK_K)
+                    acc = tl.dot(x_lo, y.T, acc)
+                    acc = tl.dot(x, y_lo.T, acc)
+                acc = multiply(x, y.T, acc, MODE)
+                plan, vt = _plan_tile(
+                    acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale,
+                    table_scale, LABELS, BLOCK_M, BLOCK_N,
+                )  # fmt: skip
+                current = first
+                tl.atomic_add(row_sums + row + in_rows, tl.sum(plan, 1), sem="relaxed")
+                below = sums + _lane_sums(plan, DEFER, WARPS, BLOCK_M, BLOCK_N)
+                sums = tl.where(symmetric & (row >= col), sums, below)
+        else:
+            steps = tl.cdiv(width, BLOCK_K)
+            per_tile = sweeps(MODE) * steps
+            step = -1
+            row = (row_first - 1) * BLOCK_M
+            acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
+            for _ in range(0, tl.maximum(stop - row_first, 0) * per_tile):
+                step = tl.where(step == per_tile - 1, 0, step + 1)
+                row = tl.where(step == 0, row + BLOCK_M, row)
+                row_at = row_base + row
+                row_k, col_k = split_columns(step, steps, width, MODE, BLOCK_K)
+                x = load_rows(rows, row_at, row_k, pitch, TMA, BLOCK_M, BLOCK_K)
+                y = load_rows(cols, col_at, col_k, pitch, TMA, BLOCK_N, BLOCK_K)
+                acc = multiply(x, y.T, acc, MODE)
+                if step == per_tile - 1:
+                    if LABELS:
+                        first, last = class_range(labels, row_at, row_end, BLOCK_M)
+                    plan, vt = _plan_tile(
+                        acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale,
+                        table_scale, LABELS, BLOCK_M, BLOCK_N,
                     )  # fmt: skip
-            plan = tl.exp2(score + (uu[:, None] + vv[None, :]))
-            tl.atomic_add(row_sums + row + in_rows, tl.sum(plan, 1), sem="relaxed")
-            sums = tl.where(symmetric & (row >= col), sums, sums + tl.sum(plan, 0))
-        tl.atomic_add(col_sums + col + in_cols, sums, sem="relaxed")
+                    current = first
+                    tl.atomic_add(row_sums + row + in_rows, tl.sum(plan, 1), sem="relaxed")
+                    below = sums + _lane_sums(plan, DEFER, WARPS, BLOCK_M, BLOCK_N)
+                    sums = tl.where(symmetric & (row >= col), sums, below)
+                    acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
+        if DEFER:
+            tl.atomic_add(col_sums + col + in_cols, tl.sum(tl.sum(sums, 1), 0), sem="relaxed")
+        else:
+            tl.atomic_add(col_sums + col + in_cols, sums, sem="relaxed")
 
 
-def marginals(operand, tiles, exponent, labels, table, jobs, partial, *, scale, table_scale, config) -> None:
+def marginals(operand, exponent, labels, table, jobs, partial, *, scale, table_scale, config) -> None:
     """Add the partial sums of all ``jobs`` to ``partial`` (float32, zeroed by the caller).
 
     Args:
-        operand: descriptors or tensors ``(rows_hi, rows_lo, cols_hi, cols_lo)`` and the padded width.
-        tiles: stored scores, or ``None``.
+        operand: ``(rows, cols, width, pitch)``: descriptors or tensors of both sides, columns and row stride.
         exponent: ``u`` and ``v`` of all problems, float32.
         labels: ``(rows,)`` int32, or ``None``.
         table: ``(c, c)`` float32, or ``None``.
         jobs: ``(jobs, JOB_FIELDS)`` int64, see the kernel's first lines.
         partial: slots of row and column sums.
-        scale: ``log2(e) / eps`` per unit of the dot product (of the stored score when ``tiles`` is given).
+        scale: ``log2(e) / eps`` per unit of the dot product.
         table_scale: ``-log2(e) / eps``.
         config: block sizes, warps and stages.
     """
-    sides, width = operand
-    spare = exponent
+    rows, cols, width, pitch = operand
     _marginals_kernel[(jobs.shape[0],)](
-        *sides, spare if tiles is None else tiles, exponent, spare if labels is None else labels,
-        spare if table is None else table, jobs, partial, width, 0 if table is None else table.shape[0], scale,
-        table_scale, MODE=config.mode, CACHED=tiles is not None, LABELS=labels is not None and tiles is None,
-        TMA=config.tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIELDS=JOB_FIELDS,
+        rows, cols, exponent, exponent if labels is None else labels, exponent if table is None else table, jobs,
+        partial, width, pitch, 0 if table is None else table.shape[0], scale, table_scale, MODE=config.mode,
+        LABELS=labels is not None, TMA=config.tma, RESIDENT=config.resident, DEFER=config.defer,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, WARPS=config.warps, FIELDS=JOB_FIELDS,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

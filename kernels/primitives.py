@@ -1,10 +1,11 @@
-"""Device functions that every kernel shares: the score tile in each operand mode, and the label term of a tile.
+"""Device functions that every kernel shares: operand loads, the score tile in each mode, the label term of a tile.
 
     S_ij = <z_i, z_j>            i in BLOCK_M rows, j in BLOCK_N columns of one packed operand
 
-Both sides come from the same row-major operand ``(rows, width)``: ``width`` is padded to a multiple of ``BLOCK_K`` and
-the operand is padded by spare rows, so no load is masked; what lies outside a cloud is switched off by potentials of
-``-inf``. ``fp16x3`` keeps high and low halves of every value and drops only the product of the two low halves.
+Both sides come from the same row-major operand: ``width`` columns padded to the K step, spare rows at the end, so no
+load is masked; what lies outside a cloud is switched off by potentials of ``-inf``. ``fp16x3`` keeps ``[hi | lo]`` side
+by side and runs three sweeps of the K loop over it, ``lo hi + hi lo + hi hi``: the small terms first, because the
+tensor core truncates a running sum.
 """
 
 import triton
@@ -12,58 +13,103 @@ import triton.language as tl
 
 
 @triton.jit
+def load_rows(source, row, k, pitch, TMA: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """``(ROWS, BLOCK_K)`` block of the operand from row ``row`` (int64) and column ``k``."""
+    if TMA:
+        return source.load([row.to(tl.int32), k])
+    else:
+        at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * pitch + tl.arange(0, BLOCK_K)[None, :]
+        return tl.load(source + at + k)
+
+
+@triton.jit
+def sweeps(MODE: tl.constexpr):
+    """How often the K loop runs over the operand."""
+    if MODE == "fp16x3":
+        return 3
+    else:
+        return 1
+
+
+@triton.jit
+def split_columns(step, steps, width, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Operand columns ``(of rows, of columns)`` that K step ``step`` multiplies."""
+    if MODE == "fp16x3":
+        first, second = step < steps, step < 2 * steps
+        k = (step - tl.where(first, 0, tl.where(second, steps, 2 * steps))) * BLOCK_K
+        return k + tl.where(first, width, 0), k + tl.where(second & (step >= steps), width, 0)
+    else:
+        return step * BLOCK_K, step * BLOCK_K
+
+
+@triton.jit
+def multiply(x, y, acc, MODE: tl.constexpr):
+    """``acc + x y`` at the precision of the mode."""
+    if MODE == "int8":
+        return tl.dot(x, y, acc, out_dtype=tl.int32)
+    elif MODE == "fp32":
+        return tl.dot(x, y, acc, input_precision="ieee")
+    elif MODE == "tf32":
+        return tl.dot(x, y, acc, input_precision="tf32")
+    else:
+        return tl.dot(x, y, acc)
+
+
+@triton.jit
+def zero_tile(MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Empty accumulator of a score tile; int32 for ``int8``."""
+    if MODE == "int8":
+        return tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    else:
+        return tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+
+
+@triton.jit
 def score_tile(
-    rows_hi, rows_lo, cols_hi, cols_lo, row, col, width,
+    rows, cols, row, col, width, pitch,
     MODE: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """``(BLOCK_M, BLOCK_N)`` dot products of operand rows from ``row`` and from ``col``; int32 for ``int8``."""
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if MODE == "int8" else tl.float32)
-    step = tl.arange(0, BLOCK_K)
-    x_at = (row + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None] * width + step[None, :]  # [BLOCK_M, BLOCK_K]
-    y_at = (col + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :] * width + step[:, None]  # [BLOCK_K, BLOCK_N]
-    for k in range(0, width, BLOCK_K):
-        if TMA:
-            x = rows_hi.load([row.to(tl.int32), k])
-            y = cols_hi.load([col.to(tl.int32), k]).T
-        else:
-            x = tl.load(rows_hi + x_at + k)
-            y = tl.load(cols_hi + y_at + k)
-        if MODE == "fp16x3":
-            if TMA:
-                x_lo = rows_lo.load([row.to(tl.int32), k])
-                y_lo = cols_lo.load([col.to(tl.int32), k]).T
-            else:
-                x_lo = tl.load(rows_lo + x_at + k)
-                y_lo = tl.load(cols_lo + y_at + k)
-            acc = tl.dot(x_lo, y, acc)
-            acc = tl.dot(x, y_lo, acc)
-        if MODE == "int8":
-            acc = tl.dot(x, y, acc, out_dtype=tl.int32)
-        elif MODE == "fp32":
-            acc = tl.dot(x, y, acc, input_precision="ieee")
-        elif MODE == "tf32":
-            acc = tl.dot(x, y, acc, input_precision="tf32")
-        else:
-            acc = tl.dot(x, y, acc)
+    """``(BLOCK_M, BLOCK_N)`` dot products of operand rows from ``row`` and from ``col``."""
+    acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
+    steps = tl.cdiv(width, BLOCK_K)
+    for step in range(0, sweeps(MODE) * steps):
+        row_k, col_k = split_columns(step, steps, width, MODE, BLOCK_K)
+        x = load_rows(rows, row, row_k, pitch, TMA, BLOCK_M, BLOCK_K)
+        y = load_rows(cols, col, col_k, pitch, TMA, BLOCK_N, BLOCK_K)
+        acc = multiply(x, y.T, acc, MODE)
     return acc
+
+
+@triton.jit
+def class_range(labels, row, end, BLOCK_M: tl.constexpr):
+    """First and last class of the rows of a tile; rows are sorted by class up to ``end``."""
+    return tl.load(labels + row), tl.load(labels + tl.minimum(row + BLOCK_M, end) - 1)
+
+
+@triton.jit
+def class_column(labels, table, label, col, classes, table_scale, BLOCK_N: tl.constexpr):
+    """``table_scale * table[label, l_j]`` for the columns of a tile."""
+    return tl.load(table + label * classes + tl.load(labels + col + tl.arange(0, BLOCK_N))) * table_scale
+
+
+@triton.jit
+def add_further_classes(
+    score, labels, table, row, col, first, last, classes, table_scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Correct a tile that has the table row of class ``first`` for its rows of later classes."""
+    row_label = tl.load(labels + row + tl.arange(0, BLOCK_M))  # [BLOCK_M]
+    base = class_column(labels, table, first, col, classes, table_scale, BLOCK_N)  # [BLOCK_N]
+    for label in range(first + 1, last + 1):
+        change = class_column(labels, table, label, col, classes, table_scale, BLOCK_N) - base
+        score += tl.where(row_label[:, None] == label, change[None, :], 0.0)
+    return score
 
 
 @triton.jit
 def add_labels(
     score, labels, table, row, col, end, classes, table_scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """``score_ij + table_scale * table[l_i, l_j]`` where rows are sorted by class up to ``end``.
-
-    A tile of one row class costs one table entry per column; a tile that spans several adds the difference to its
-    first class for the rows of each further class.
-    """
-    row_label = tl.load(labels + row + tl.arange(0, BLOCK_M))  # [BLOCK_M]
-    col_label = tl.load(labels + col + tl.arange(0, BLOCK_N))  # [BLOCK_N]
-    first = tl.load(labels + row)
-    last = tl.load(labels + tl.minimum(row + BLOCK_M, end) - 1)
-    base = tl.load(table + first * classes + col_label) * table_scale  # [BLOCK_N]
-    score += base[None, :]
-    for label in range(first + 1, last + 1):
-        change = tl.load(table + label * classes + col_label) * table_scale - base
-        score += tl.where(row_label[:, None] == label, change[None, :], 0.0)
-    return score
+    """``score_ij + table_scale * table[l_i, l_j]``: one table row per tile, corrected where the tile spans classes."""
+    first, last = class_range(labels, row, end, BLOCK_M)
+    score += class_column(labels, table, first, col, classes, table_scale, BLOCK_N)[None, :]
+    return add_further_classes(score, labels, table, row, col, first, last, classes, table_scale, BLOCK_M, BLOCK_N)

@@ -14,7 +14,7 @@ from otdd_flash.kernels.primitives import add_labels, score_tile
 
 @triton.jit(do_not_specialize=["classes"])
 def _scores_kernel(
-    rows_hi, rows_lo, cols_hi, cols_lo, tiles, labels, table, jobs, width, classes, cost_scale,
+    rows, cols, tiles, labels, table, jobs, width, pitch, classes, cost_scale,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def _scores_kernel(
         for row_block in range(row_first, stop):
             row = row_block * BLOCK_M
             dots = score_tile(
-                rows_hi, rows_lo, cols_hi, cols_lo, row_base + row, col_base + col, width,
+                rows, cols, row_base + row, col_base + col, width, pitch,
                 MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             score = dots.to(tl.float32) * cost_scale
@@ -49,9 +49,9 @@ def _scores_kernel(
 
 def scores(operand, tiles, labels, table, jobs, *, cost_scale, config, fields: int) -> None:
     """Fill ``tiles`` (float32) for all ``jobs`` of :func:`otdd_flash.kernels.marginals.marginals`."""
-    sides, width = operand
+    rows, cols, width, pitch = operand
     _scores_kernel[(jobs.shape[0],)](
-        *sides, tiles, tiles if labels is None else labels, tiles if table is None else table, jobs, width,
+        rows, cols, tiles, tiles if labels is None else labels, tiles if table is None else table, jobs, width, pitch,
         0 if table is None else table.shape[0], cost_scale, MODE=config.mode, LABELS=labels is not None,
         TMA=config.tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIELDS=fields,
         num_warps=config.warps, num_stages=config.stages,

@@ -14,8 +14,8 @@ from otdd_flash.kernels.primitives import add_labels, score_tile
 
 @triton.jit(do_not_specialize=["classes"])
 def _softmin_kernel(
-    rows_hi, rows_lo, cols_hi, cols_lo, exponent, labels, table, jobs, peak, total,
-    width, classes, scale, table_scale,
+    rows, cols, exponent, labels, table, jobs, peak, total,
+    width, pitch, classes, scale, table_scale,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -32,7 +32,7 @@ def _softmin_kernel(
         col = col_block * BLOCK_N
         vv = tl.load(v + col + tl.arange(0, BLOCK_N))  # [BLOCK_N]
         dots = score_tile(
-            rows_hi, rows_lo, cols_hi, cols_lo, row_base + row, col_base + col, width,
+            rows, cols, row_base + row, col_base + col, width, pitch,
             MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         score = dots.to(tl.float32) * scale
@@ -54,10 +54,10 @@ def softmin(operand, exponent, labels, table, jobs, peak, total, *, scale, table
 
     A job is ``(row base, column base, v offset, row end, row block, first and last column block, output offset)``.
     """
-    sides, width = operand
+    rows, cols, width, pitch = operand
     _softmin_kernel[(jobs.shape[0],)](
-        *sides, exponent, exponent if labels is None else labels, exponent if table is None else table, jobs, peak,
-        total, width, 0 if table is None else table.shape[0], scale, table_scale, MODE=config.mode,
+        rows, cols, exponent, exponent if labels is None else labels, exponent if table is None else table, jobs, peak,
+        total, width, pitch, 0 if table is None else table.shape[0], scale, table_scale, MODE=config.mode,
         LABELS=labels is not None, TMA=config.tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         BLOCK_K=config.block_k, FIELDS=fields, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -17,9 +17,16 @@ _POINTERS = {
     "tiles": "*fp32", "exponent": "*fp32", "table": "*fp32", "partial": "*fp32", "peak": "*fp32", "total": "*fp32",
     "u": "*fp32", "v": "*fp32", "values": "*fp32", "out": "*fp32", "labels": "*i32", "jobs": "*i64",
 }  # fmt: skip
-_SCALARS = {"scale": "fp32", "table_scale": "fp32", "cost_scale": "fp32", "out_pitch": "i32", "out_split": "i32"}
+_SCALARS = {
+    "scale": "fp32",
+    "table_scale": "fp32",
+    "cost_scale": "fp32",
+    "slope": "fp32",
+    "out_pitch": "i32",
+    "out_split": "i32",
+}
 _OPERANDS = {"int8": "i8", "fp16": "fp16", "fp16x3": "fp16", "tf32": "fp32", "fp32": "fp32"}
-_ALIGNED = ("width", "values_pitch", "out_pitch", "out_split")
+_ALIGNED = ("width", "pitch", "values_pitch", "out_pitch", "out_split")
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,14 @@ def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tupl
     """``(kernel, configuration, constants)`` of every kernel and mode as the table chooses them for ``arch``."""
     for mode in modes:
         for width in (64, 832):
-            streamed = tuning.streamed_config(mode, width, arch)
-            yield "marginals", streamed, {"CACHED": False, "LABELS": True}
-            yield "softmin", streamed, {"LABELS": True}
-        cached = tuning.cached_config(mode, arch)
-        yield "scores", tuning.fill_config(cached, mode, arch), {"LABELS": True}
+            for labels in (False, True):
+                config = tuning.streamed_config(mode, width, arch)
+                yield "marginals", config, {"RESIDENT": config.resident, "DEFER": config.defer, "LABELS": labels}
+        yield "softmin", tuning.softmin_config(mode, arch), {"LABELS": True}
+        yield "scores", tuning.fill_config(tuning.stored_config(mode, arch), arch), {"LABELS": True}
         for columns in (16, 784):
             yield "apply_plan", tuning.apply_config(mode, columns, arch), {"LABELS": True}
-    yield "marginals", tuning.cached_config("int8", arch), {"CACHED": True, "LABELS": False}
+    yield "stored_marginals", tuning.stored_config("fp32", arch), {}
 
 
 def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], arch: int) -> Resources:
@@ -64,7 +71,8 @@ def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], a
     function = getattr(importlib.import_module(f"otdd_flash.kernels.{kernel}"), f"_{kernel}_kernel")
     known = {
         "MODE": config.mode, "TMA": config.tma, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k, "BLOCK_W": config.block_w, "FIELDS": 8 if kernel == "softmin" else 16, **constants,
+        "BLOCK_K": config.block_k, "WARPS": config.warps, "BLOCK_W": config.block_w,
+        "FIELDS": 8 if kernel == "softmin" else 16, **constants,
     }  # fmt: skip
     constexprs = {name: known[name] for name in function.arg_names if name.isupper()}
     signature, attrs = {}, {}
@@ -83,9 +91,9 @@ def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], a
 
 def _argument_type(name: str, config: KernelConfig) -> str:
     """Triton's name for the type of a kernel argument."""
-    if name.startswith(("rows_", "cols_")):
+    if name in ("rows", "cols"):
         element = _OPERANDS[config.mode]
-        block = config.block_m if name.startswith("rows_") else config.block_n
+        block = config.block_m if name == "rows" else config.block_n
         return f"tensordesc<{element}[{block}, {config.block_k}]>" if config.tma else f"*{element}"
     return _POINTERS.get(name) or _SCALARS.get(name, "i32")
 

@@ -17,6 +17,7 @@ from otdd_flash.kernels.ordered_sum import ordered_sum
 from otdd_flash.kernels.potentials import exponents
 from otdd_flash.kernels.scores import scores
 from otdd_flash.kernels.softmin import softmin
+from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import tuning
 from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
 from otdd_flash.ops.packing import PackedClouds, pack
@@ -48,7 +49,7 @@ class FusedOperator:
         deterministic: bool,
     ):
         self.cost, self.problems, self.packed = cost, tuple(problems), packed
-        self.device = packed.hi.device
+        self.device = packed.operand.device
         self._arch = tuning.architecture(self.device)
         sizes = [(cost.clouds[i].n, cost.clouds[j].n) for i, j in self.problems]
         self._rows, self._cols = (ceil_div(max(s[k] for s in sizes), _ALIGN) * _ALIGN for k in (0, 1))
@@ -57,14 +58,18 @@ class FusedOperator:
         self._log_weight = torch.cat([self.a.flatten(), self.b.flatten()]).log2()
         self._alpha = torch.cat([self._layout_alpha(0), self._layout_alpha(1)])
         self._exponent = torch.empty(self._alpha.shape, dtype=torch.float32, device=self.device)
-        streamed = tuning.streamed_config(packed.mode, packed.width, self._arch)
-        self._config = tuning.cached_config(packed.mode, self._arch) if memory == "cached" else streamed
-        self._streamed = streamed
+        self._config = (
+            tuning.stored_config(packed.mode, self._arch)
+            if memory == "cached"
+            else tuning.streamed_config(packed.mode, packed.width, self._arch)
+        )
+        self._softmin_config = tuning.softmin_config(packed.mode, self._arch)
         self._plan = TilePlan(
             self._extents(), self._config.block_m, self._config.block_n, deterministic=deterministic,
-            slot_bytes=max(64 << 20, 256 * packed.hi.shape[0]),
+            slot_bytes=max(64 << 20, 256 * packed.operand.shape[0]),
         )  # fmt: skip
         self._partial = torch.empty(self._plan.slots, dtype=torch.float32, device=self.device)
+        self._descriptors: dict[tuple[int, int], object] = {}
         self._lists: dict[tuple[bool, ...] | None, JobList] = {}
         self._tiles = self._store_scores() if memory == "cached" else None
         held = (self.a, self.b, self._log_weight, self._alpha, self._exponent, self._partial, self._tiles)
@@ -104,7 +109,7 @@ class FusedOperator:
             raise ValueError("problems must hold at least one pair of clouds, got none")
         packed = pack(cost, precision)
         budget = _free_bytes(cost.device) if memory_budget is None else memory_budget
-        need = 4 * _tile_elements(cost, problems, tuning.cached_config(packed.mode, tuning.architecture(cost.device)))
+        need = 4 * _tile_elements(cost, problems, tuning.stored_config(packed.mode, tuning.architecture(cost.device)))
         if memory == "cached" and need > budget:
             raise ValueError(
                 f"memory='cached' needs {need / 2**30:.1f} GiB for the scores, over the budget of {budget / 2**30:.1f} "
@@ -124,10 +129,15 @@ class FusedOperator:
         jobs = self._job_list(active)
         self._partial.zero_()
         out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
-        marginals(
-            self._operand(self._config), self._tiles, self._exponent, self.packed.labels, self.packed.table, jobs.jobs,
-            self._partial, scale=slope if self._tiles is not None else scale, table_scale=-slope, config=self._config,
-        )  # fmt: skip
+        if self._tiles is not None:
+            stored_marginals(
+                self._tiles, self._exponent, jobs.jobs, self._partial, slope=slope, config=self._config
+            )  # fmt: skip
+        else:
+            marginals(
+                self._operand(self._config), self._exponent, self.packed.labels, self.packed.table, jobs.jobs,
+                self._partial, scale=scale, table_scale=-slope, config=self._config,
+            )  # fmt: skip
         ordered_sum(self._partial, jobs.sums, out, block=self._config.block_n)
         rows = self.a.numel()
         return out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
@@ -145,8 +155,8 @@ class FusedOperator:
         peak = torch.full((splits, own.numel()), -math.inf, dtype=torch.float32, device=self.device)
         total = torch.zeros_like(peak)
         softmin(
-            self._operand(self._streamed), self._exponent, self.packed.labels, self.packed.table, jobs, peak, total,
-            scale=scale, table_scale=-slope, config=self._streamed, fields=8,
+            self._operand(self._softmin_config), self._exponent, self.packed.labels, self.packed.table, jobs, peak,
+            total, scale=scale, table_scale=-slope, config=self._softmin_config, fields=8,
         )  # fmt: skip
         value = torch.logsumexp(peak.to(torch.float64) * math.log(2.0) + total.to(torch.float64).log(), 0)
         out = (own - value / (slope * math.log(2.0))).view(weights.shape)
@@ -249,11 +259,22 @@ class FusedOperator:
             return scale, struct.unpack("f", struct.pack("f", slope))[0]
         return scale, scale / self.packed.scale
 
-    def _operand(self, config: tuning.KernelConfig) -> tuple[tuple[object, ...], int]:
-        """The four operand arguments of a kernel and the padded width."""
-        hi = self.packed.hi
-        lo = hi if self.packed.lo is None else self.packed.lo
-        return (hi, lo, hi, lo), self.packed.width
+    def _operand(self, config: tuning.KernelConfig) -> tuple[object, object, int, int]:
+        """Both sides of the operand as a kernel takes them, its columns and its row stride."""
+        operand = self.packed.operand
+        sides = (operand, operand)
+        if config.tma:
+            blocks = (config.block_m, config.block_n)
+            sides = tuple(self._descriptor(block, config.block_k) for block in blocks)
+        return (*sides, self.packed.width, operand.shape[1])
+
+    def _descriptor(self, block: int, block_k: int) -> object:
+        """Tensor descriptor of the operand for one block shape, built once."""
+        if (block, block_k) not in self._descriptors:
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            self._descriptors[block, block_k] = TensorDescriptor.from_tensor(self.packed.operand, [block, block_k])
+        return self._descriptors[block, block_k]
 
     def _store_scores(self) -> Tensor:
         """Write all score tiles once."""
@@ -261,7 +282,7 @@ class FusedOperator:
         tiles = torch.empty(
             count * self._config.block_m * self._config.block_n, dtype=torch.float32, device=self.device
         )
-        config = tuning.fill_config(self._config, self.packed.mode, self._arch)
+        config = tuning.fill_config(self._config, self._arch)
         scores(
             self._operand(config), tiles, self.packed.labels, self.packed.table, self._job_list(None).jobs,
             cost_scale=self.packed.scale, config=config, fields=JOB_FIELDS,
@@ -270,7 +291,7 @@ class FusedOperator:
 
     def _softmin_jobs(self, rows: bool) -> tuple[int, Tensor]:
         """Number of column splits and the jobs ``(jobs, 8)`` of one side."""
-        config, extents = self._streamed, self._plan.extents
+        config, extents = self._softmin_config, self._plan.extents
         blocks = sum(ceil_div(e.n if rows else e.m, config.block_m) for e in extents)
         longest = max(ceil_div(e.m if rows else e.n, config.block_n) for e in extents)
         splits = max(1, min(longest, ceil_div(512, blocks), 16))
@@ -316,8 +337,8 @@ class FusedOperator:
         )  # fmt: skip
         apply_plan(
             self._operand(config), sides, right, self.packed.labels, self.packed.table, out,
-            rows=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
-            cols=(self.packed.offsets[j], col_blocks, share), scale=scale, table_scale=-slope, config=config,
+            row_span=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
+            col_span=(self.packed.offsets[j], col_blocks, share), scale=scale, table_scale=-slope, config=config,
         )  # fmt: skip
         summed = out.sum(0, dtype=torch.float64)[:n, :width]
         if back is None:

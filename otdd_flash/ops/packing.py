@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.ops.tuning import width_multiple
+from otdd_flash.ops.tuning import WIDTH_MULTIPLE
 
 SPARE_ROWS = 256  # a tile may run past the last cloud by less than this
 _BLOCK = 1 << 22  # elements handled at a time
@@ -31,8 +31,8 @@ class PackedClouds:
     """The packed operand of a cost."""
 
     mode: str
-    hi: Tensor  # (rows + spare, width)
-    lo: Tensor | None  # low halves, fp16x3 only
+    operand: Tensor  # (rows + spare, width), or (rows + spare, 2 width) = [hi | lo] for fp16x3
+    width: int  # d padded to the K step
     scale: float  # cost per unit of the dot product: C = alpha + alpha' - scale <z, z'> + T
     alpha: Tensor  # (rows + spare,) float64
     labels: Tensor | None  # (rows + spare,) int32
@@ -41,14 +41,9 @@ class PackedClouds:
     order: tuple[Tensor | None, ...]  # packed position -> row of the cloud, None for the identity
 
     @property
-    def width(self) -> int:
-        """Padded operand width."""
-        return self.hi.shape[1]
-
-    @property
     def bytes(self) -> int:
         """Bytes held."""
-        held = (self.hi, self.lo, self.alpha, self.labels, self.table)
+        held = (self.operand, self.alpha, self.labels, self.table)
         return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 
@@ -141,9 +136,9 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
     sizes = [cloud.n for cloud in cost.clouds]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     total = sum(sizes) + SPARE_ROWS
-    width = -(-d // width_multiple(mode)) * width_multiple(mode)
-    hi = torch.zeros(total, width, dtype=_DTYPES[mode], device=device)
-    lo = torch.zeros_like(hi) if mode == "fp16x3" else None
+    width = -(-d // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    halves = 2 if mode == "fp16x3" else 1
+    operand = torch.zeros(total, halves * width, dtype=_DTYPES[mode], device=device)
     alpha = torch.zeros(total, dtype=torch.float64, device=device)
     labels = None if cost.table is None else torch.zeros(total, dtype=torch.int32, device=device)
     scale = 2.0 * cost.feature_weight / unit**2
@@ -165,9 +160,9 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
             else:
                 z = (z if cost.center is None else z - cost.center) * unit
             high, low, norms = _rounded(z, mode)
-            hi[start + s : start + e, :d] = high
-            if lo is not None and low is not None:
-                lo[start + s : start + e, :d] = low
+            operand[start + s : start + e, :d] = high
+            if low is not None:
+                operand[start + s : start + e, width : width + d] = low
             alpha[start + s : start + e] = norms * (scale / 2)
     table = None if cost.table is None else cost.table.to(device=device, dtype=torch.float32).contiguous()
-    return PackedClouds(mode, hi, lo, scale, alpha, labels, table, tuple(offsets), tuple(order))
+    return PackedClouds(mode, operand, width, scale, alpha, labels, table, tuple(offsets), tuple(order))

@@ -1,7 +1,13 @@
-"""Which tile shape a kernel runs with: a small table instead of a search at the first call."""
+"""Which tile shape a kernel runs with: a small table instead of a search at the first call.
+
+The choices for sm_90 were measured on an H200 (docs/performance.md says what was tried). The key is the mode, whether
+the operand fits one K step, and the architecture; sizes enter through the job lists, so the number of compilations of
+a process is bounded.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,10 +21,12 @@ class KernelConfig:
         mode: operand precision (``int8``, ``fp16``, ``fp16x3``, ``tf32``, ``fp32``).
         block_m: rows of a tile.
         block_n: columns of a tile; a multiple of ``block_m``.
-        block_k: operand columns per step; the operand's width is a multiple of it.
+        block_k: operand columns per step.
         warps: warps per program.
         stages: depth of the software pipeline.
         tma: load operands with the bulk copy engine (sm_90 and later) instead of pointers.
+        defer: keep column sums per accumulator lane (``marginals``, wgmma layout only).
+        resident: the operand is one K step wide; its column side stays in shared memory (``marginals`` only).
         block_w: columns of the right-hand side per program (``apply_plan`` only).
     """
 
@@ -29,6 +37,8 @@ class KernelConfig:
     warps: int
     stages: int
     tma: bool = False
+    defer: bool = False
+    resident: bool = False
     block_w: int = 0
 
 
@@ -40,54 +50,85 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
-_INTERPRETED = {"block_m": 32, "block_n": 64, "block_k": 32, "warps": 4, "stages": 1}
+WIDTH_MULTIPLE = 64  # operand widths are padded to this; every K step of a pointer configuration divides it
 
-_STREAMED = {  # block_m, block_n, block_k, warps, stages
+_HOPPER = {  # mode: block_m, block_n, block_k, warps, stages
+    "int8": (128, 128, 128, 4, 3),
+    "fp16": (128, 256, 64, 8, 4),
+    "fp16x3": (128, 256, 64, 8, 4),
+    "tf32": (128, 256, 32, 8, 4),
+}
+_HOPPER_ONE_STEP = {
     "int8": (128, 128, 64, 4, 3),
     "fp16": (128, 128, 64, 4, 3),
-    "fp16x3": (128, 128, 32, 8, 3),
-    "tf32": (128, 128, 32, 4, 3),
-    "fp32": (64, 64, 16, 4, 2),
+    "fp16x3": (128, 128, 64, 4, 2),
 }
-
-
-def width_multiple(mode: str) -> int:
-    """Operand widths are padded to a multiple of this, so every configuration of the mode divides them."""
-    return 32 if mode == "fp32" else 64
+_AMPERE = {
+    "int8": (128, 64, 64, 4, 3),
+    "fp16": (64, 128, 64, 4, 3),
+    "fp16x3": (64, 128, 32, 4, 3),
+    "tf32": (64, 128, 32, 4, 3),
+}
+_FLOAT32 = (64, 64, 16, 4, 2)  # no matrix unit: plain multiply-adds
+_STORED = (64, 128, 32, 4, 1)
+_CACHING_PAYS_FROM = {"int8": 416, "fp16": 256, "fp16x3": 96, "tf32": 96, "fp32": 32}
 
 
 def streamed_config(mode: str, width: int, arch: int) -> KernelConfig:
-    """Configuration of ``marginals``, ``softmin`` and ``scores`` over operands."""
+    """Configuration of ``marginals`` over operands."""
     if arch == 0:
-        return KernelConfig(mode, **_INTERPRETED)
-    return KernelConfig(mode, *_STREAMED[mode])
+        defer = mode != "fp32"
+        return KernelConfig(mode, 32, 64, 32 if width > 64 else 64, 2, 1, defer=defer, resident=width == 64)
+    if mode == "fp32":
+        return KernelConfig(mode, *_FLOAT32)
+    if not _has_tma(arch):
+        return KernelConfig(mode, *_AMPERE[mode], resident=width == _AMPERE[mode][2])
+    if width == WIDTH_MULTIPLE and mode in _HOPPER_ONE_STEP:
+        return KernelConfig(mode, *_HOPPER_ONE_STEP[mode], tma=True, defer=True, resident=True)
+    return KernelConfig(mode, *_HOPPER[mode], tma=True, defer=True)
 
 
-def cached_config(mode: str, arch: int) -> KernelConfig:
-    """Configuration of ``marginals`` over stored scores; the same tiles are written by ``scores``."""
+def softmin_config(mode: str, arch: int) -> KernelConfig:
+    """Configuration of ``softmin``."""
     if arch == 0:
-        return KernelConfig(mode, **_INTERPRETED)
-    return KernelConfig(mode, 128, 128, 32, 8, 3)
+        return KernelConfig(mode, 32, 64, 32, 2, 1)
+    if mode == "fp32":
+        return KernelConfig(mode, *_FLOAT32)
+    tma = _has_tma(arch)
+    return KernelConfig(mode, 128 if tma else 64, 128, 32 if mode == "tf32" else 64, 4, 3, tma=tma)
+
+
+def stored_config(mode: str, arch: int) -> KernelConfig:
+    """Configuration of ``stored_marginals``; ``scores`` writes tiles of this shape."""
+    if arch == 0:
+        return KernelConfig(mode, 32, 64, 32, 2, 1)
+    return KernelConfig(mode, *_STORED)
+
+
+def fill_config(config: KernelConfig, arch: int) -> KernelConfig:
+    """How ``scores`` writes the tiles of ``config``."""
+    if arch == 0:
+        return config
+    if config.mode == "fp32":
+        return replace(config, block_k=16, warps=8, stages=2)
+    return replace(config, stages=3, tma=_has_tma(arch))
 
 
 def apply_config(mode: str, columns: int, arch: int) -> KernelConfig:
     """Configuration of ``apply_plan`` for a right-hand side of ``columns`` columns."""
     block_w = 16 if columns <= 16 else 64
     if arch == 0:
-        return KernelConfig(mode, **_INTERPRETED, block_w=min(block_w, 32))
-    return KernelConfig(mode, 64, 64, 16 if mode == "fp32" else 32, 4, 2, block_w=block_w)
-
-
-def fill_config(config: KernelConfig, mode: str, arch: int) -> KernelConfig:
-    """How to write tiles of the shape of ``config`` (one pass, so simple)."""
-    if arch == 0:
-        return config
-    return replace(config, mode=mode, block_k=16 if mode == "fp32" else 32, stages=2)
-
-
-_CACHING_PAYS_FROM = {"int8": 416, "fp16": 256, "fp16x3": 96, "tf32": 96, "fp32": 32}
+        return KernelConfig(mode, 32, 64, 32, 2, 1, block_w=min(block_w, 32))
+    return KernelConfig(
+        mode, 64, 64, 16 if mode == "fp32" else 32, 4, 2, tma=_has_tma(arch) and mode != "fp32", block_w=block_w
+    )
 
 
 def caching_pays(mode: str, width: int) -> bool:
     """Whether reading four bytes per score is faster than recomputing a dot product of ``width`` terms."""
     return width >= _CACHING_PAYS_FROM[mode]
+
+
+def _has_tma(arch: int) -> bool:
+    """Whether the bulk copy engine is there and this Triton can describe tensors to it."""
+    return arch >= 90 and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
