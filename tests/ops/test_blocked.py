@@ -126,7 +126,7 @@ def test_precision_follows_data_and_epsilon() -> None:
     assert make_operator(cost, [(0, 1)], epsilon=1.0).info.precision == "fp32"
     assert make_operator(cost, [(0, 1)], epsilon=1e-4).info.precision == "fp64"
     assert make_operator(make_cost([4, 4], 2, labelled=False), [(0, 1)], epsilon=1.0).info.precision == "fp64"
-    with pytest.raises(ValueError, match="fp16.*backend='triton'"):
+    with pytest.raises(ValueError, match=r"fp16.*backend='triton'"):
         make_operator(cost, [(0, 1)], epsilon=1.0, precision="fp16", backend="torch")
 
 
