@@ -14,10 +14,10 @@ from otdd_flash.cli.config import DatasetConfig, DistanceConfig
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
+from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
     from otdd_flash.distance import DistanceResult
-    from otdd_flash.types import LabeledDataset
 
 log = logging.getLogger("otdd")
 
@@ -53,12 +53,18 @@ def run(config: DistanceConfig, job: Job) -> None:
 
 
 def load_side(side: DatasetConfig, seed: int) -> LabeledDataset:
-    """The data set that one side of the config describes."""
+    """The data set that one side of the config describes.
+
+    Raises:
+        ValueError: a set of texts.
+    """
     from otdd_flash.data import load
 
     given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
     dataset = load(side.name, seed=seed, **given, **side.options)
     log.info("%r", dataset)
+    if not isinstance(dataset, LabeledDataset):
+        raise ValueError(f"{side.name} holds texts: embed them first, from Python (otdd_flash.data.features)")
     return dataset
 
 

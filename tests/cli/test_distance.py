@@ -93,6 +93,15 @@ def test_error_of_the_library_is_one_line(otdd: Command) -> None:
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.data
+def test_texts_are_refused_with_advice(otdd: Command, data_root: Path) -> None:
+    outcome = otdd("distance", "source.name=trec", "target=iris", f"data_root={data_root}")
+    assert outcome.code == 1
+    assert outcome.errors == [
+        "otdd distance: error: trec holds texts: embed them first, from Python (otdd_flash.data.features)"
+    ]
+
+
 def test_multirun_prints_a_line_each(otdd: Command, tmp_path: Path) -> None:
     outcome = otdd("distance", "--multirun", *IRIS, "labels=gaussian,means", "output=json")
     assert outcome.code == 0, outcome.err
