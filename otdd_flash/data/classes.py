@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,13 @@ def label_array(labels: Any) -> np.ndarray:
     if hasattr(labels, "to_numpy"):
         labels = labels.to_numpy()
     if isinstance(labels, np.ndarray):
-        return labels
+        return np.char.decode(labels) if labels.dtype.kind == "S" else labels
+    if isinstance(labels, str | bytes | Set | Mapping) or not isinstance(labels, Iterable):
+        raise ValueError(f"y must be an ordered sequence with one label a sample, got {type(labels).__name__}")
     items = [plain(item) for item in labels]
     if items and isinstance(items[0], list | np.ndarray | torch.Tensor):
+        if len({len(item) if hasattr(item, "__len__") else -1 for item in items}) > 1:
+            raise ValueError("y holds rows of different lengths (several labels a sample?); give one label a sample")
         return np.stack([np.asarray(item) for item in items])
     if items and all(type(item) is int for item in items):
         return np.asarray(items)

@@ -79,6 +79,9 @@ def frame_rows(
     lost = [column for column in (*wanted, label, weights) if column is not None and column not in df.columns]
     if lost:
         raise ValueError(f"no column {lost[0]!r} among {columns[:40]}")
+    repeated = [column for column in {*wanted, label} if columns.count(str(column)) > 1]
+    if repeated:
+        raise ValueError(f"column {repeated[0]!r} is there more than once; rename or drop the copies")
     part = df[wanted]
 
     def fetch(index: np.ndarray) -> Any:

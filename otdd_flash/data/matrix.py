@@ -126,6 +126,9 @@ def picture_matrix(pictures: Tensor, notes: tuple[str, ...] = ()) -> Matrix:
         return Matrix(flat.float().div(LEVELS), LEVELS, shape, notes)
     x = _float(flat)
     if not on_grid(x):
+        least, most = (float(x.detach().min()), float(x.detach().max())) if x.numel() else (0.0, 0.0)
+        if least < 0 or most > 1:
+            notes = (*notes, f"pictures from {least:.4g} to {most:.4g} kept in their range, not in [0, 1]")
         return Matrix(x, None, shape, notes)
     # a multiplication by 1/255 is off the grid by an ulp: the same picture must be the same row whichever way it came
     return Matrix(x if x.requires_grad else (x * LEVELS).round().div(LEVELS), LEVELS, shape, notes)

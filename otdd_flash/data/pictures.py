@@ -89,6 +89,8 @@ def _stack_vectors(items: list[Any]) -> Tensor:
             f"features are {type(items[0]).__name__}, not numbers or pictures; text goes through an embedder "
             "(text= of from_huggingface, otdd_flash.data.features)"
         )
+    if isinstance(items[0], list | tuple) and any(getattr(part, "ndim", 0) for part in items[0]):
+        raise ValueError("the features of a sample are several arrays; choose one, or join them in a transform")
     rows = [as_tensor(item).reshape(-1) if np.ndim(item) == 0 else as_tensor(item) for item in items]
     shapes = {tuple(row.shape) for row in rows}
     if len(shapes) > 1:

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,10 @@ class Selection:
     def __post_init__(self) -> None:
         for name in ("max_samples", "min_class_size"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+        if self.classes is not None and len(self.classes) == 0:
+            raise ValueError("classes is empty: name the classes to keep, or None for all")
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,10 @@ def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, .
     """
     if weights is None:
         return None, ()
-    array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, np.float64)
+    try:
+        array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"weights must be {n} numbers: {error}") from error
     if array.shape != (n,):
         raise ValueError(f"weights has shape {array.shape}, but there are {n} samples: it must be ({n},)")
     bad = np.flatnonzero(~np.isfinite(array) | (array < 0))

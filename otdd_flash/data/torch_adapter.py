@@ -68,6 +68,7 @@ def from_torch(
     if isinstance(dataset, DataLoader):
         plain = _plain_order(dataset)
         if plain is None:
+            _refuse_labels(labels)
             pairs = (ItemKeys(*keys).split(item) for item in _samples(dataset))
             title = name or type(dataset.dataset).__name__
             rows = stream_rows(pairs, draw, name=title, class_names=class_names_of(dataset.dataset), resize=resize)
@@ -75,6 +76,7 @@ def from_torch(
         dataset = plain
     _warn_random(dataset)
     if isinstance(dataset, IterableDataset):
+        _refuse_labels(labels)
         pairs = (ItemKeys(*keys).split(item) for item in dataset)
         title = name or type(dataset).__name__
         return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(dataset), resize=resize))
@@ -107,6 +109,12 @@ def _random_inside(transform: Any) -> list[str]:
     inside = list(transform.children()) if isinstance(transform, torch.nn.Module) else []
     parts = [getattr(transform, attribute, None) for attribute in ("transforms", "transform", "target_transform")]
     return [name for part in (*inside, *parts) if part is not transform for name in _random_inside(part)]
+
+
+def _refuse_labels(labels: Any) -> None:
+    """Labels beside a stream have nothing to be matched with."""
+    if labels is not None:
+        raise ValueError("labels= is for map-style data sets; a stream must carry its labels in its items")
 
 
 def _warn_random(dataset: Any) -> None:

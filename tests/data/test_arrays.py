@@ -79,6 +79,11 @@ def test_targets_and_multi_labels_are_refused_with_advice():
         from_arrays(X4, [[0.9, 0.1], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]])
     with pytest.raises(ValueError, match="looks like a real-valued target"):
         from_arrays(np.zeros((50, 1)), np.arange(50.0))
+    with pytest.raises(ValueError, match=r"rows of different lengths \(several labels a sample\?\)"):
+        from_arrays(X4, [[0], [0, 1], [1], [2]])
+    for y in ("abcd", {0, 1, 2, 3}, 4):
+        with pytest.raises(ValueError, match="y must be an ordered sequence"):
+            from_arrays(X4, y)
     with pytest.raises(ValueError, match="cannot be class labels"):
         from_arrays(X4, [{1}, {2}, {1}, {2}])
 
@@ -171,6 +176,7 @@ def test_weights_are_normalised_in_float64_with_a_note():
         ([1, -0.5, 1, -2], "2 are not, the first is -0.5 in row 1"),
         ([1, float("nan"), 1, 1], "1 are not, the first is nan in row 1"),
         ([0, 0, 0, 0], "all zero"),
+        (["a", "b", "c", "d"], "weights must be 4 numbers"),
     ],
 )
 def test_bad_weights_are_refused(weights, message):
@@ -234,6 +240,9 @@ def test_grey_pictures_flattened_rows_and_deeper_ones():
     assert from_arrays(grey.reshape(6, -1), Y6).x.max() > 1  # plain integer features keep their values
     deep = from_arrays(grey.astype(np.uint16) * 257, Y6)
     np.testing.assert_allclose(deep.x.numpy(), grey.reshape(6, -1) / 255, atol=1e-6)
+    signed = from_arrays(grey / 127.5 - 1, Y6)
+    assert signed.levels is None
+    assert any("kept in their range" in note for note in signed.notes)
     with pytest.raises(ValueError, match="does not fit"):
         from_arrays(grey.reshape(6, -1), Y6, image_shape=(5, 5))
 

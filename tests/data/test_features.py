@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from otdd_flash import from_arrays, load
+from otdd_flash import dataset_distance, from_arrays, load
 from otdd_flash.data import TextDataset
 from otdd_flash.data.features import (
     Batching,
@@ -333,9 +333,12 @@ def test_packaged_picture_features_tell_cifar_from_mnist(data_root, tmp_path):
     assert x.d == y.d == z.d == 1280
     assert not any(record.cached.values())
     assert all(features.apply(cifar, mnist)[2].cached.values())
-    same = (x.x.mean(0) - z.x.mean(0)).square().sum()
-    different = (x.x.mean(0) - y.x.mean(0)).square().sum()
-    assert same < different / 5
+    options = {"device": "cpu", "label_distance": "means", "tol": 1e-4}
+    assert dataset_distance(x, x, **options).value == pytest.approx(0, abs=1e-6)
+    same, different = (dataset_distance(x, other, **options) for other in (z, y))
+    assert same.converged
+    assert different.converged
+    assert 0 < same.value < 0.8 * different.value  # 100 points in 1,280 dimensions: most of `same` is sampling
 
 
 @pytest.mark.slow
@@ -357,5 +360,11 @@ def test_packaged_sentence_features_tell_news_from_questions(data_root, tmp_path
     assert again.fingerprint == x.fingerprint
     alone = embedder.model.encode([news.texts[7]], convert_to_tensor=True)[0]
     assert torch.allclose(x.x[7], alone / alone.norm(), atol=1e-5)  # sorted by length inside, back in order outside
+    other, _, _ = features.apply(load("ag_news", max_samples=150, data_root=data_root), questions)
+    options = {"device": "cpu", "label_distance": "means", "tol": 1e-4}
+    same, different = (dataset_distance(x, side, **options) for side in (other, y))
+    assert same.converged
+    assert different.converged
+    assert 0 < same.value < 0.8 * different.value  # 150 points in 384 dimensions: most of `same` is sampling
     within = torch.stack([x.x[x.y == c].mean(0) for c in range(4)])
     assert (torch.cdist(x.x, within).argmin(1) == x.y).float().mean() > 0.7  # topics are visible

@@ -38,6 +38,8 @@ def test_frames_with_text_or_holes_are_refused_with_advice():
         from_dataframe(FRAME.assign(b=[1.0, 2.0, np.nan, 3.0]), label="w", features=["a", "b"])
     with pytest.raises(ValueError, match="must be a pandas data frame"):
         from_dataframe({"a": [1]}, label="a")
+    with pytest.raises(ValueError, match="'a' is there more than once"):
+        from_dataframe(pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["a", "a", "l"]), label="l")
     texts = from_dataframe(FRAME.assign(kind=["x", "y", "z", "x"]), label="w", text="kind")
     assert texts.texts == ("x", "y", "z", "x")
 

@@ -132,6 +132,9 @@ def test_unknown_names_options_and_values_are_refused():
         load("iris", max_samples=0)
     with pytest.raises(ValueError, match="max_samples must be a positive integer"):
         load("iris", max_samples=2.5)
+    assert load("iris", max_samples=np.int64(5)).n == 5
+    with pytest.raises(ValueError, match="classes is empty"):
+        load("iris", classes=[])
     with pytest.raises(ValueError, match="is not a folder"):
         load("mnist", data_root="no/such/folder")
     assert set(sources()) >= {"mnist", "iris"}

@@ -221,6 +221,12 @@ def test_texts_become_a_text_set_that_has_no_features():
 
 
 def test_what_is_no_data_set_is_refused():
+    with pytest.raises(ValueError, match="labels= is for map-style"):
+        from_torch(Stream(4), labels=[0, 1, 0, 1])
+    with pytest.raises(ValueError, match="features of a sample are several arrays"):
+        from_torch([((torch.ones(2), torch.ones(3)), 0)])
+    with pytest.raises(ValueError, match=r"samples differ in shape: \[\(2,\), \(3,\)\]"):
+        from_torch([(torch.ones(2), 0), (torch.ones(3), 1)])
     with pytest.raises(ValueError, match="must be a torch Dataset"):
         from_torch(iter([(torch.ones(1), 0)]))
     with pytest.raises(ValueError, match=r"items must be \(features, label\)"):
