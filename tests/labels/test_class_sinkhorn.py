@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from otdd_flash import from_arrays, reference
+from otdd_flash import from_arrays, load, reference
 from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.labels import LabelSinkhorn, class_samples, class_sinkhorn, label_distances
 from otdd_flash.sinkhorn import Execution, SolverOptions
@@ -46,7 +46,7 @@ def test_one_solve_with_every_self_term_once(monkeypatch: pytest.MonkeyPatch) ->
     seen: list = []
     make = class_sinkhorn.make_operator
     monkeypatch.setattr(class_sinkhorn, "make_operator", lambda c, p, **k: seen.append(list(p)) or make(c, p, **k))
-    label_distances(SOURCE, TARGET, method="sinkhorn")
+    label_distances(SOURCE, TARGET, method="sinkhorn", sinkhorn=LabelSinkhorn(relative_epsilon=0.2))
     (problems,) = seen
     assert sorted(problems) == sorted(itertools.combinations_with_replacement(range(5), 2))
 
@@ -102,6 +102,18 @@ def test_streamed_equals_cached() -> None:
         tables.append(label_distances(SOURCE, TARGET, method="sinkhorn", sinkhorn=settings))
     assert torch.allclose(tables[0].joint(), tables[1].joint(), rtol=1e-8)
     assert [table.certificate["memory"] for table in tables] == ["streamed", "cached"]
+
+
+@pytest.mark.data
+def test_images_in_float32(data_root) -> None:
+    names = ("mnist", "fashion_mnist")
+    source, target = (load(name, split="train", max_samples=300, seed=0, data_root=data_root) for name in names)
+    settings = LabelSinkhorn(epsilon=5.0, options=SolverOptions(tol=1e-5))
+    result = label_distances(source, target, method="sinkhorn", sinkhorn=settings)
+    p, q = class_samples(source)[3], class_samples(target)[7]
+    expected = reference.divergence(p.points, q.points, p.weights, q.weights, 5.0)
+    assert result.certificate["precision"] == "fp32"
+    assert float(result.source_target[3, 7]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_not_converged_names_the_worst_pair() -> None:

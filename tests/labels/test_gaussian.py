@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from otdd_flash import from_arrays
+from otdd_flash import from_arrays, load
 from otdd_flash.labels import gaussian, label_distances
 
 
@@ -163,6 +163,25 @@ def test_batches_of_pairs_do_not_change_the_norms(monkeypatch: pytest.MonkeyPatc
     for i, p in enumerate(factors):
         for j, q in enumerate(factors):
             assert float(whole[i, j]) == pytest.approx(float(torch.linalg.svdvals(p @ q.T).sum()), rel=1e-12)
+
+
+def test_eigenvalue_form_equals_singular_values() -> None:
+    matrices = torch.randn(3, 5, 8, generator=rng(18), dtype=torch.float64)
+    matrices[1, 3:] = 0  # rank-deficient
+    expected = torch.linalg.svdvals(matrices).sum(1)
+    assert torch.allclose(gaussian._eigenvalue_nuclear_norm(matrices), expected, rtol=1e-7)
+
+
+@pytest.mark.data
+def test_images(data_root) -> None:
+    """Classes of 60 images in 784 dimensions, against covariance matrices and their eigenvalues."""
+    names = ("mnist", "fashion_mnist")
+    source, target = (load(name, split="train", max_samples=600, seed=0, data_root=data_root) for name in names)
+    table = label_distances(source, target).source_target
+    p, q = source.x[source.y == 0].double(), target.x[target.y == 9].double()
+    covariance = [(v - v.mean(0)).T @ (v - v.mean(0)) / len(v) for v in (p, q)]
+    expected = float((p.mean(0) - q.mean(0)).square().sum()) + bures(*covariance)
+    assert float(table[0, 9]) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.gpu
