@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,8 @@ def load(
     LabeledDataset('iris', n=150, d=4, classes=3)
 
     Args:
-        name: one of :func:`sources`, upper case and hyphens allowed; ``npz``, ``csv``, ``parquet``, ``imagefolder`` and
-            ``hf`` take a path or name behind a colon or as ``path=``.
+        name: one of :func:`sources`, in any case, with or without hyphens; ``npz``, ``csv``, ``parquet``,
+            ``imagefolder`` and ``hf`` take a path or name behind a colon or as ``path=``.
         split: ``train``, ``test`` or what else the set has; scikit-learn's sets have no splits, there the default gives
             all rows (``all``), which a note says.
         max_samples: at most so many rows, drawn uniformly without replacement (not stratified) after ``classes`` took
@@ -61,12 +62,10 @@ def load(
         FileNotFoundError: the data are not there and could not be downloaded.
     """
     kind, _, path = name.partition(":")
-    key = kind.lower().replace("-", "_")
+    key = _find(kind)
     if path:
         options.setdefault("path", path)
-    source = SOURCES.get(key)
-    if source is None:
-        raise ValueError(f"no data set named {name!r}; there are {', '.join(SOURCES)}")
+    source = SOURCES[key]
     selection = Selection(max_samples, seed, classes, options.pop("min_class_size", None))
     unknown = sorted(set(options) - set(source.options))
     if unknown:
@@ -79,6 +78,17 @@ def load(
             title = rows.name if "path" in source.options else key
             return build(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
     raise FileNotFoundError(not_found(request))
+
+
+def _find(name: str) -> str:
+    """The registry's spelling of ``name``: case, hyphens and underscores do not matter."""
+    spellings = {key.replace("_", ""): key for key in SOURCES}
+    asked = name.lower().replace("-", "").replace("_", "")
+    if asked in spellings:
+        return spellings[asked]
+    close = [spellings[match] for match in difflib.get_close_matches(asked, spellings, n=3)]
+    guess = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ValueError(f"no data set named {name!r}; {guess}There are {', '.join(SOURCES)}")
 
 
 def _resolve_split(name: str, split: str, source: Source) -> tuple[str, tuple[str, ...]]:

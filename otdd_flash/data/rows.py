@@ -18,8 +18,6 @@ from otdd_flash.data.matrix import Matrix, to_matrix
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.types import LabeledDataset
 
-SMALL_SAMPLE = 1000
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -151,8 +149,6 @@ def assemble(chosen: Chosen, matrix: Matrix, name: str) -> LabeledDataset:
         raise ValueError(f"{name}: X has no columns, got shape {tuple(x.shape)}")
     check_finite(x, chosen.ids, name)
     notes = chosen.notes + matrix.notes
-    if len(x) < SMALL_SAMPLE:
-        notes = (*notes, f"small sample (n = {len(x)}): the distance varies from draw to draw, compare several")
     return LabeledDataset(
         x=x,
         y=torch.as_tensor(chosen.y, device=x.device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,28 +64,18 @@ def from_torch(
             "this is a Hugging Face data set: use otdd_flash.from_huggingface(dataset, image=..., label=...)"
         )
     selection = Selection(max_samples, seed, classes)
-    draw = Draw(max_samples, seed, stream_limit, classes)
-    if isinstance(dataset, DataLoader):
-        plain = _plain_order(dataset)
-        if plain is None:
-            _refuse_labels(labels)
-            pairs = (ItemKeys(*keys).split(item) for item in _samples(dataset))
-            title = name or type(dataset.dataset).__name__
-            rows = stream_rows(pairs, draw, name=title, class_names=class_names_of(dataset.dataset), resize=resize)
-            return build(rows)
-        dataset = plain
-    _warn_random(dataset)
-    if isinstance(dataset, IterableDataset):
-        _refuse_labels(labels)
-        pairs = (ItemKeys(*keys).split(item) for item in dataset)
-        title = name or type(dataset).__name__
-        return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(dataset), resize=resize))
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ValueError(
-            f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(dataset).__name__}"
-        )
-    rows = map_rows(dataset, keys=ItemKeys(*keys), labels=labels, resize=resize, name=name)
-    return build(rows, selection)
+    base, samples = _opened(dataset)
+    _warn_random(base)
+    if samples is not None:
+        if labels is not None:
+            raise ValueError("labels= is for map-style data sets; a stream must carry its labels in its items")
+        pairs = (ItemKeys(*keys).split(sample) for sample in samples)
+        draw = Draw(max_samples, seed, stream_limit, classes)
+        title = name or type(base).__name__
+        return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), resize=resize))
+    if not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
+        raise ValueError(f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(base).__name__}")
+    return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, resize=resize, name=name), selection)
 
 
 def random_transforms(dataset: Any) -> list[str]:
@@ -111,12 +101,6 @@ def _random_inside(transform: Any) -> list[str]:
     return [name for part in (*inside, *parts) if part is not transform for name in _random_inside(part)]
 
 
-def _refuse_labels(labels: Any) -> None:
-    """Labels beside a stream have nothing to be matched with."""
-    if labels is not None:
-        raise ValueError("labels= is for map-style data sets; a stream must carry its labels in its items")
-
-
 def _warn_random(dataset: Any) -> None:
     """Random transforms make the data, and the distance, different at every reading."""
     found = random_transforms(dataset)
@@ -127,6 +111,14 @@ def _warn_random(dataset: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _opened(dataset: Any) -> tuple[Any, Iterable[Any] | None]:
+    """The data set inside a loader, and the samples where they can only be read as a stream."""
+    if not isinstance(dataset, DataLoader):
+        return dataset, dataset if isinstance(dataset, IterableDataset) else None
+    plain = _plain_order(dataset)
+    return (dataset.dataset, _samples(dataset)) if plain is None else _opened(plain)
 
 
 def _plain_order(loader: DataLoader) -> Any:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from otdd_flash import from_dataframe, load
+from otdd_flash import from_dataframe, from_torch, load
 from otdd_flash.data.catalogue import SOURCES
 
 FRAME = pd.DataFrame(
@@ -182,3 +182,58 @@ def test_text_sets_have_their_published_sizes(data_root):
     part = load("trec", max_samples=30, classes=["human", "number"], data_root=data_root)
     assert part.n == 30
     assert set(part.class_names) == {"human", "number"}
+
+
+class FakeTorchvision:
+    """A torchvision set that is on disk once it has been downloaded."""
+
+    def __init__(self, root, train=True, download=False):
+        from pathlib import Path
+
+        FakeTorchvision.calls.append((str(root), download))
+        if download:
+            (Path(root) / "here").write_text("yes")
+        if not (Path(root) / "here").is_file():
+            raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
+        self.targets = [0, 1, 1] if train else [1, 0, 0]
+        self.classes = ["apple", "bear"]
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.full((3, 4 + index % 2, 4), 51 * index, dtype=torch.uint8), self.targets[index]
+
+
+def test_a_torchvision_set_is_looked_for_then_downloaded_then_found(tmp_path, monkeypatch):
+    torchvision = pytest.importorskip("torchvision")
+    monkeypatch.setattr(torchvision.datasets, "CIFAR100", FakeTorchvision)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("OTDD_DATA", str(tmp_path))
+    cache = str(tmp_path / "torch" / "datasets")
+    FakeTorchvision.calls = []
+    with pytest.raises(FileNotFoundError, match="downloading is off"):
+        load("cifar100", download=False)
+    assert not any(download for _, download in FakeTorchvision.calls)
+    FakeTorchvision.calls = []
+    with pytest.raises(ValueError, match=r"resize=\(h, w\)"):
+        load("cifar100")
+    assert FakeTorchvision.calls[-1] == (cache, True)
+    FakeTorchvision.calls = []
+    data = load("cifar-100", split="test", resize=(4, 4))
+    assert FakeTorchvision.calls[-1] == (cache, False)
+    assert data.class_names == ("apple", "bear")
+    assert data.y.tolist() == [1, 0, 0]
+    assert (data.x[:, 0] * 255).round().tolist() == [0, 51, 102]
+
+
+def test_torchs_own_folder_reader_agrees_with_ours(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    torchvision = pytest.importorskip("torchvision")
+    for label, value in (("cat", 51), ("dog", 102)):
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (3, 2), (value, 0, 255)).save(tmp_path / label / "p.png")
+    ours = load("imagefolder", path=tmp_path)
+    theirs = from_torch(torchvision.datasets.ImageFolder(str(tmp_path)))
+    assert theirs.fingerprint == ours.fingerprint
+    assert theirs.class_names == ours.class_names
