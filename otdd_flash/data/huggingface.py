@@ -60,11 +60,12 @@ def from_huggingface(
         raise ValueError(f"ds must be a datasets.Dataset or IterableDataset, got {type(ds).__name__}")
     title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"
     columns = resolve(ds, image, text, features, label)
+    selection = Selection(max_samples, seed, classes)
     if hasattr(ds, "_ex_iterable"):
         draw = Draw(max_samples, seed, None, classes)
         names = _class_label_names(ds, label)
         return build(stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, resize=resize))
-    return build(table_rows(ds, columns, name=title, resize=resize), Selection(max_samples, seed, classes))
+    return build(table_rows(ds, columns, name=title, resize=resize), selection)
 
 
 def table_rows(ds: Any, columns: Columns, *, name: str, resize: Sequence[int] | None = None) -> Rows:

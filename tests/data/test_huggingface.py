@@ -135,6 +135,8 @@ def test_streaming_sets_are_drawn_by_a_reservoir(style):
     assert one.n == 4
     assert one.fingerprint == again.fingerprint
     assert from_huggingface(stream, classes=["bee"]).class_names == ("bee",)
+    with pytest.raises(ValueError, match="max_samples must be a positive integer"):
+        from_huggingface(stream, max_samples=0)
     numbers = datasets.Dataset.from_dict({"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [0, 1]}).to_iterable_dataset()
     assert from_huggingface(numbers, features=["a", "b"]).x.tolist() == [[1, 3], [2, 4]]
 
