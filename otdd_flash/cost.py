@@ -11,8 +11,9 @@ its digits in ``alpha + beta - <q, k>``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -89,9 +90,8 @@ class DotProductCost:
         if points.dtype == torch.float64 or dtype == torch.float64:
             return (points.to(torch.float64) - self.center).to(dtype)
         out = torch.empty(points.shape, dtype=dtype, device=points.device)
-        rows = max(1, (1 << 22) // max(points.shape[1], 1))  # 32 MiB of float64 at a time
-        for s in range(0, points.shape[0], rows):
-            out[s : s + rows] = points[s : s + rows].to(torch.float64) - self.center
+        for rows in _row_blocks(points):
+            out[rows] = points[rows].to(torch.float64) - self.center
         return out
 
     def factors(self, i: int, j: int, dtype: torch.dtype) -> Factors:
@@ -109,8 +109,8 @@ class DotProductCost:
 
     def mean(self, i: int, j: int) -> float:
         """Mean cost under the independent coupling ``a (x) b``, in O((n + m) d)."""
-        (mx, sx), (my, sy) = self._moments(i), self._moments(j)
-        value = self.feature_weight * float(sx + sy - 2 * (mx @ my))
+        x, y = self._statistics[i], self._statistics[j]
+        value = self.feature_weight * float(x.mean_square + y.mean_square - 2 * (x.mean @ y.mean))
         if self.table is not None:
             p, q = (torch.zeros(len(self.table), dtype=torch.float64, device=self.device) for _ in range(2))
             p.index_add_(0, self._labels(i), self.clouds[i].weights / self.clouds[i].weights.sum())
@@ -120,9 +120,13 @@ class DotProductCost:
 
     def bound(self, i: int, j: int) -> float:
         """An upper bound of the cost over problem ``(i, j)``: annealing starts there."""
-        radius = [float(squared_norms(self.centred(side, torch.float32)).max()) ** 0.5 for side in (i, j)]
-        value = self.feature_weight * (radius[0] + radius[1]) ** 2
+        value = self.feature_weight * (self._statistics[i].radius + self._statistics[j].radius) ** 2
         return value + (0.0 if self.table is None else float(self.table.clamp_min(0).max()))
+
+    @cached_property
+    def _statistics(self) -> list[_Statistics]:
+        """Of each cloud about the centre, in float64, in one sweep of row blocks."""
+        return [_statistics(cloud, self.center) for cloud in self.clouds]
 
     def _labels(self, i: int) -> Tensor:
         labels = self.clouds[i].labels
@@ -130,29 +134,48 @@ class DotProductCost:
             raise ValueError(f"cloud {i} has no labels but the cost has a label table")
         return labels
 
-    def _moments(self, i: int) -> tuple[Tensor, Tensor]:
-        """Weighted mean ``(d,)`` and mean squared norm of centred cloud ``i``, float64."""
-        cloud = self.clouds[i]
-        weights = cloud.weights / cloud.weights.sum()
-        centred = self.centred(i, torch.float32 if cloud.points.dtype != torch.float64 else torch.float64)
-        return weighted_mean(centred, weights), squared_norms(centred) @ weights
+
+class _Statistics(NamedTuple):
+    """Weighted mean ``(d,)``, weighted mean squared norm and largest norm of a centred cloud."""
+
+    mean: Tensor
+    mean_square: Tensor
+    radius: float
+
+
+def _statistics(cloud: PointCloud, center: Tensor | None) -> _Statistics:
+    weights = cloud.weights / cloud.weights.sum()
+    d = cloud.points.shape[1]
+    mean, mean_square, largest = (weights.new_zeros(shape) for shape in ((d,), (), ()))
+    for rows in _row_blocks(cloud.points):
+        centred = cloud.points[rows].to(torch.float64)
+        centred = centred if center is None else centred - center
+        norms = centred.square().sum(1)
+        mean += weights[rows] @ centred
+        mean_square += weights[rows] @ norms
+        largest = torch.maximum(largest, norms.max())
+    return _Statistics(mean, mean_square, float(largest) ** 0.5)
+
+
+def _row_blocks(x: Tensor) -> Iterator[slice]:
+    """Row ranges of about ``2^22`` entries: 32 MiB in float64."""
+    rows = max(1, (1 << 22) // max(x.shape[1], 1))
+    return (slice(s, s + rows) for s in range(0, x.shape[0], rows))
 
 
 def squared_norms(x: Tensor) -> Tensor:
     """Row-wise squared norms, accumulated in float64 block by block and returned in float64."""
     out = torch.empty(x.shape[0], dtype=torch.float64, device=x.device)
-    rows = max(1, (1 << 22) // max(x.shape[1], 1))
-    for s in range(0, x.shape[0], rows):
-        out[s : s + rows] = x[s : s + rows].to(torch.float64).square().sum(1)
+    for rows in _row_blocks(x):
+        out[rows] = x[rows].to(torch.float64).square().sum(1)
     return out
 
 
 def weighted_mean(x: Tensor, weights: Tensor) -> Tensor:
     """``(d,)`` float64 mean of ``x (n, d)`` under ``weights`` that sum to one, block by block."""
     out = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    rows = max(1, (1 << 22) // max(x.shape[1], 1))
-    for s in range(0, x.shape[0], rows):
-        out += weights[s : s + rows] @ x[s : s + rows].to(torch.float64)
+    for rows in _row_blocks(x):
+        out += weights[rows] @ x[rows].to(torch.float64)
     return out
 
 
