@@ -53,6 +53,10 @@ class DistanceOptions:
         tol: converged when the L1 marginal error (both sides) is below this fraction of the mass.
         max_iterations: passes allowed at the target epsilon.
         debiased: subtract the self terms, so that a set is at distance zero from itself.
+        reach: makes the transport unbalanced: beyond about this distance mass is rather lost than moved. The marginals
+            are penalised by ``reach^2 KL``; ``None`` prescribes them. Class-to-class problems stay balanced.
+        reach_x: the same for the source's marginal alone.
+        reach_y: the same for the target's marginal alone.
         precision: ``auto``, ``fp64``, ``fp32``; with the Triton backend also ``int8``, ``fp16``, ``fp16x3``, ``tf32``.
         memory: ``streamed`` in O((n+m)d), ``cached`` with stored costs, ``auto`` by ``memory_budget``.
         memory_budget: bytes for stored costs; ``None`` for a fraction of what is free.
@@ -74,6 +78,9 @@ class DistanceOptions:
     tol: float = 1e-3
     max_iterations: int = 1000
     debiased: bool = True
+    reach: float | None = None
+    reach_x: float | None = None
+    reach_y: float | None = None
     precision: Precision = "auto"
     memory: Memory = "auto"
     memory_budget: int | None = None
@@ -86,16 +93,25 @@ class DistanceOptions:
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "relative_epsilon", "label_epsilon"):
+        for name in ("epsilon", "relative_epsilon", "label_epsilon", "reach", "reach_x", "reach_y"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        if self.reach is not None and (self.reach_x is not None or self.reach_y is not None):
+            raise ValueError("give reach or reach_x, reach_y, not both")
+
+    @property
+    def reaches(self) -> tuple[float | None, float | None]:
+        """Reach of source and target."""
+        return (self.reach, self.reach) if self.reach is not None else (self.reach_x, self.reach_y)
 
     def solver(self, device: torch.device) -> SolverOptions:
         """The solver's share of the options; a GPU is asked for its error every second pass only."""
+        rho_x, rho_y = (None if reach is None else reach**2 for reach in self.reaches)
         return SolverOptions(
-            tol=self.tol, max_iterations=self.max_iterations, check_every=2 if device.type == "cuda" else 1
-        )
+            tol=self.tol, max_iterations=self.max_iterations, check_every=2 if device.type == "cuda" else 1,
+            rho_x=rho_x, rho_y=rho_y,
+        )  # fmt: skip
 
     def execution(self) -> Execution:
         """Where and how scores are computed."""
@@ -123,6 +139,8 @@ class DistanceResult:
     relative_epsilon: float
     mean_cost: float
     debiased: bool
+    reach_x: float | None
+    reach_y: float | None
     precision: str
     memory: str
     backend: str
@@ -270,8 +288,8 @@ def _labels(
     if options.label_weight == 0 or options.label_distance is None:
         return None
     sinkhorn = LabelSinkhorn(
-        epsilon=options.label_epsilon, debiased=options.debiased, options=options.solver(source.x.device),
-        execution=options.execution(),
+        epsilon=options.label_epsilon, debiased=options.debiased,
+        options=replace(options.solver(source.x.device), rho_x=None, rho_y=None), execution=options.execution(),
     )  # fmt: skip
     return label_distances(
         source, target, method=options.label_distance, sinkhorn=sinkhorn, cache_dir=options.cache_dir,
@@ -323,8 +341,9 @@ def _result(
         marginal_error=found.marginal_error, iterations=found.iterations, dual=found.value, primal=found.primal,
         gap=found.gap, error=found.error, epsilon=found.epsilon,
         relative_epsilon=found.epsilon / mean_cost if mean_cost > 0 else 0.0, mean_cost=mean_cost,
-        debiased=found.debiased, precision=found.info.precision, memory=found.info.memory,
-        backend=found.info.backend, device=str(source.x.device), n=source.n, m=target.n,
+        debiased=found.debiased, reach_x=options.reaches[0], reach_y=options.reaches[1],
+        precision=found.info.precision, memory=found.info.memory, backend=found.info.backend,
+        device=str(source.x.device), n=source.n, m=target.n,
         class_counts=(_counts(source), _counts(target)), dropped=(dict(source.dropped), dict(target.dropped)),
         names=(source.name, target.name), seed=options.seed, tol=options.tol,
         feature_weight=options.feature_weight, label_weight=options.label_weight,

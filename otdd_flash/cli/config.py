@@ -63,6 +63,12 @@ class SolverConfig:
     max_iterations: int = 1000
     debiased: bool = True
     """Subtract the self terms, so that the distance of a set to itself is zero."""
+    reach: float | None = None
+    """Unbalanced transport: about the distance beyond which mass is lost rather than moved; null prescribes marginals."""
+    reach_x: float | None = None
+    """The same for the source alone."""
+    reach_y: float | None = None
+    """The same for the target alone."""
     precision: str = "auto"
     memory: str = "auto"
     """streamed, cached or auto."""

@@ -2,6 +2,10 @@
 
 OT_eps(a, b) = min_P <P, C> + eps KL(P | a b^T)
 S_eps(a, b)  = OT_eps(a, b) - OT_eps(a, a)/2 - OT_eps(b, b)/2          (Feydy et al. 2019, eq. 3)
+
+Unbalanced (``rho_x``, ``rho_y`` in the solver's options), the marginals are penalised instead of prescribed, masses may
+differ, and ``S_eps`` gains ``eps/2 (m(a) - m(b))^2`` (Sejourne et al. 2019, definition 5). Each cloud keeps its own
+penalty in its self problem: ``S_eps >= 0`` always, but ``S_eps(a, a) = 0`` only for ``rho_x = rho_y``.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class Divergence:
         self_potentials: ``(n,), (m,)`` of the self problems where ``debiased``.
         cost: clouds and ground cost.
         info: backend, precision and memory mode used.
-        certificates: dual, primal, marginal error, iterations and convergence of each problem.
+        certificates: dual, primal, marginal error, iterations, convergence and mass of the plan of each problem.
     """
 
     value: float
@@ -79,6 +83,11 @@ class Divergence:
     cost: DotProductCost = field(repr=False)
     info: OperatorInfo = field(repr=False)
     certificates: tuple[dict, ...] = field(repr=False)
+
+    @property
+    def identical(self) -> bool:
+        """Whether both clouds were the same, so that the debiased value is zero to the last bit."""
+        return self.debiased and len(self.certificates) == 1
 
     @property
     def plan(self) -> TransportPlan:
@@ -113,7 +122,8 @@ def divergence(
     """
     if len(cost.clouds) != 2:
         raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
-    if _same_cloud(cost):
+    _check_masses(cost, options)
+    if options.rho_x == options.rho_y and _same_cloud(cost):
         cross: Problem = (0, 0)
         problems, factors = [cross], [0.0 if debiased else 1.0]
     else:
@@ -144,7 +154,8 @@ def sinkhorn_divergence(
         x: ``(n, d)`` points.
         y: ``(m, d)`` points.
         epsilon: in units of the squared distance.
-        a: ``(n,)`` weights, default uniform; normalised to sum to one.
+        a: ``(n,)`` weights, default uniform; normalised to sum to one, except in an unbalanced problem (``rho_x`` or
+            ``rho_y`` in ``options``), where their sum is the mass of the cloud.
         b: ``(m,)`` weights.
         debiased: subtract the self terms.
         options: tolerances and method.
@@ -156,7 +167,8 @@ def sinkhorn_divergence(
     Raises:
         ValueError: shapes or weights that do not fit.
     """
-    clouds = [_cloud(points, weights, name) for points, weights, name in ((x, a, "x"), (y, b, "y"))]
+    normalise = options.rho_x is None and options.rho_y is None
+    clouds = [_cloud(*side, normalise=normalise) for side in ((x, a, "x"), (y, b, "y"))]
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}: embed or project them to one width")
     result = divergence(DotProductCost.build(clouds), epsilon, debiased=debiased, options=options, execution=execution)
@@ -190,12 +202,14 @@ def _summary(cost: DotProductCost, solution: Solution, factors: list[float], *, 
     info = solution.operator.info
     largest = max(cost.bound(i, j) for i, j in solution.operator.problems)
     rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * (largest + solution.epsilon)
+    mass_term = solution.epsilon / 2 * _mass_difference(cost) ** 2 if debiased else 0.0
     cross = solution.potentials(0)
     selves: tuple[Tensor, Tensor] | None = None
     if debiased:
         selves = (cross.f, cross.g) if len(factors) == 1 else (solution.potentials(1).f, solution.potentials(2).f)
     return Divergence(
-        value=float(weight @ solution.dual), primal=float(weight @ solution.primal), gap=gap, error=gap + rounding,
+        value=float(weight @ solution.dual) + mass_term, primal=float(weight @ solution.primal) + mass_term, gap=gap,
+        error=gap + rounding,
         marginal_error=float(solution.marginal_error.max()), iterations=int(solution.iterations.max()),
         converged=bool(solution.converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
         self_potentials=selves, cost=cost, info=info,
@@ -203,7 +217,7 @@ def _summary(cost: DotProductCost, solution: Solution, factors: list[float], *, 
             {
                 "problem": names[p], "dual": float(solution.dual[p]), "primal": float(solution.primal[p]),
                 "marginal_error": float(solution.marginal_error[p]), "iterations": int(solution.iterations[p]),
-                "converged": bool(solution.converged[p]),
+                "converged": bool(solution.converged[p]), "mass": float(solution.r[p].sum()),
             }
             for p in range(len(factors))
         ),
@@ -224,7 +238,24 @@ def _same_cloud(cost: DotProductCost) -> bool:
     return torch.equal(within, across) and torch.equal(within, other)
 
 
-def _cloud(points: Tensor, weights: Tensor | None, name: str) -> PointCloud:
+def _mass_difference(cost: DotProductCost) -> float:
+    x, y = cost.clouds
+    return float(x.weights.sum() - y.weights.sum())
+
+
+def _check_masses(cost: DotProductCost, options: SolverOptions) -> None:
+    """Refuse two hard constraints that no plan can meet."""
+    if options.rho_x is not None or options.rho_y is not None:
+        return
+    masses = [float(cloud.weights.sum()) for cloud in cost.clouds]
+    if abs(masses[0] - masses[1]) > 1e-6 * max(masses):
+        raise ValueError(
+            f"balanced transport needs equal masses, got {masses[0]:g} and {masses[1]:g}: normalise the weights, or "
+            "make the problem unbalanced (rho_x, rho_y; reach in dataset_distance)"
+        )
+
+
+def _cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: bool) -> PointCloud:
     if points.dim() != 2 or points.shape[0] == 0:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
     points = points if points.dtype in (torch.float32, torch.float64) else points.to(torch.float32)
@@ -240,4 +271,4 @@ def _cloud(points: Tensor, weights: Tensor | None, name: str) -> PointCloud:
         raise ValueError(f"weights of {name} must have shape ({n},), got {tuple(weights.shape)}")
     if not (bool((weights >= 0).all()) and 0 < total < math.inf):
         raise ValueError(f"weights of {name} must be non-negative and finite with a positive sum, got sum {total}")
-    return PointCloud(points, weights / total)
+    return PointCloud(points, weights / total if normalise else weights)

@@ -7,7 +7,8 @@ the last residuals, or a fixed guarded ``omega`` where one is asked for. A symme
 ``f <- f + theta eps log(a / r)``: the linearised map has its spectrum in ``[0, 1]``, so ``theta = 2/3`` contracts by a
 third a pass.
 
-Unbalanced problems (``reach``) replace the target marginal: at the solution ``r_i = a_i exp(-f_i / rho)``.
+Unbalanced problems (``rho_x``, ``rho_y``) damp the steps and change the target marginals; see
+:mod:`otdd_flash.sinkhorn.penalty`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from otdd_flash.ops.base import PlanOperator
 from otdd_flash.sinkhorn.anderson import Anderson
+from otdd_flash.sinkhorn.penalty import Penalty, best_shift
 from otdd_flash.sinkhorn.schedule import annealing
 from otdd_flash.types import Potentials
 
@@ -38,8 +40,9 @@ class SolverOptions:
         scaling: factor of ``sqrt(epsilon)`` from one annealing step to the next, in ``(0, 1)``.
         relaxation: fixed over-relaxation ``omega`` in ``[1, 2)``, or ``None`` for Anderson acceleration.
         check_every: passes between looks at the error from the host.
-        rho_x: strength of the KL penalty on the first marginal, in units of the cost; ``None`` for a hard constraint.
-        rho_y: the same for the second marginal.
+        rho_x: strength of the KL penalty on marginals of the first cloud, in units of the cost; ``None`` for a hard
+            constraint.
+        rho_y: the same for the second cloud.
     """
 
     tol: float = 1e-3
@@ -61,8 +64,18 @@ class SolverOptions:
             raise ValueError(f"relaxation must lie in [1, 2), got {self.relaxation}")
         for name in ("rho_x", "rho_y"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite (None for a hard constraint), got {value}")
+
+    def penalty_of(self, cloud: int) -> float | None:
+        """Strength of the penalty on marginals of one cloud of a cost.
+
+        Raises:
+            ValueError: a cloud beyond the second where the two strengths differ.
+        """
+        if cloud > 1 and self.rho_x != self.rho_y:
+            raise ValueError(f"rho_x and rho_y name two clouds, but the problems reach cloud {cloud}: make them equal")
+        return self.rho_y if cloud == 1 else self.rho_x
 
 
 DEFAULT_OPTIONS = SolverOptions()
@@ -145,7 +158,11 @@ class _State:
         self.f, self.g = torch.zeros_like(self.a), torch.zeros_like(self.b)
         symmetric = [i == j for i, j in operator.problems]
         self.symmetric = torch.tensor(symmetric, device=self.a.device)[:, None]
-        self.mass = self.a.sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+        self.mass = ((self.a.sum(1) + self.b.sum(1)) / 2).clamp_min(torch.finfo(torch.float64).tiny)
+        self.rows, self.columns = (
+            Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
+            for side in (0, 1)
+        )
         self.passes = 0
 
     def load(self, initial: list[Potentials]) -> None:
@@ -213,12 +230,20 @@ class _State:
 
     def _marginals(self, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         self.passes += 1
+        if not (self.rows.hard and self.columns.hard):
+            self._shift()
         return self.operator.marginals(self.f, self.g, epsilon, active)
+
+    def _shift(self) -> None:
+        """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
+        shift = best_shift(self.a, self.b, self.f, self.g, self.rows, self.columns)
+        shift = torch.where(self.symmetric | ~shift.isfinite(), 0.0, shift)
+        self.f, self.g = self.f + shift, self.g - shift
 
     def _residuals(self, r: Tensor, c: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Full Sinkhorn steps of both potentials in epsilons; a symmetric problem's second one is zero."""
-        f_step = _move(self.f, self.a, r, epsilon, self.options.rho_x)
-        g_step = _move(self.g, self.b, c, epsilon, self.options.rho_y)
+        f_step = self.rows.step(self.f, self.a, r, epsilon)
+        g_step = self.columns.step(self.g, self.b, c, epsilon)
         return f_step, torch.where(self.symmetric, 0.0, g_step)
 
     def _alternate(self, f_step: Tensor, g_step: Tensor, omega: float) -> tuple[Tensor, Tensor]:
@@ -230,59 +255,25 @@ class _State:
     def _restart(self, epsilon: float) -> tuple[Tensor, Tensor]:
         """Two safe half steps, for sums that came out zero or infinite."""
         self.f, self.g = self.f.nan_to_num(0.0, 0.0, 0.0), self.g.nan_to_num(0.0, 0.0, 0.0)
-        damping_x, damping_y = (_damping(epsilon, rho) for rho in (self.options.rho_x, self.options.rho_y))
         source = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        f = damping_x * self.operator.softmin(source, epsilon, side="rows")
+        f = self.rows.damping(epsilon) * self.operator.softmin(source, epsilon, side="rows")
         self.f = torch.where(self.symmetric, (self.f + f) / 2, f)
-        self.g = damping_y * self.operator.softmin(self.f, epsilon, side="columns")
+        self.g = self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns")
         return self._marginals(epsilon)
 
     def _error(self, r: Tensor, c: Tensor) -> Tensor:
         """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem."""
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        a, b = _target(self.a, self.f, self.options.rho_x), _target(self.b, g, self.options.rho_y)
+        a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
         return ((r - a).abs().sum(1) + (c - b).abs().sum(1)) / self.mass
 
     def _values(self, r: Tensor, c: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Dual and primal value of each problem at the current potentials (DESIGN: OT_eps with KL to ``a b^T``)."""
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         entropy = epsilon * (r.sum(1) - self.a.sum(1) * self.b.sum(1))
-        dual = _linear(self.a, self.f, self.options.rho_x) + _linear(self.b, g, self.options.rho_y) - entropy
+        dual = self.rows.dual(self.a, self.f) + self.columns.dual(self.b, g) - entropy
         primal = (r * self.f).sum(1) + (c * g).sum(1) - entropy
-        if self.options.rho_x is not None:
-            primal = primal + self.options.rho_x * _kl(r, self.a)
-        if self.options.rho_y is not None:
-            primal = primal + self.options.rho_y * _kl(c, self.b)
-        return dual, primal
-
-
-def _move(potential: Tensor, weights: Tensor, marginal: Tensor, epsilon: float, rho: float | None) -> Tensor:
-    """Full Sinkhorn step of one potential in epsilons, zero where the weight is zero."""
-    step = torch.where(weights > 0, weights / marginal, 1.0).log()
-    if rho is None:
-        return step
-    return torch.where(weights > 0, _damping(epsilon, rho) * (potential / epsilon + step) - potential / epsilon, 0.0)
-
-
-def _damping(epsilon: float, rho: float | None) -> float:
-    return 1.0 if rho is None else 1.0 / (1.0 + epsilon / rho)
-
-
-def _target(weights: Tensor, potential: Tensor, rho: float | None) -> Tensor:
-    return weights if rho is None else weights * (-potential / rho).exp()
-
-
-def _linear(weights: Tensor, potential: Tensor, rho: float | None) -> Tensor:
-    """``-phi*(-f)``: the dual's term of one marginal, ``<a, f>`` or ``rho <a, 1 - exp(-f / rho)>``."""
-    if rho is None:
-        return (weights * potential).sum(1)
-    return -rho * (weights * torch.expm1(-potential / rho)).sum(1)
-
-
-def _kl(r: Tensor, a: Tensor) -> Tensor:
-    """Generalised Kullback-Leibler divergence of ``r`` from ``a`` per problem."""
-    ratio = torch.where(a > 0, r / a, 1.0)
-    return (torch.xlogy(r, ratio) - r + a).sum(1)
+        return dual, primal + self.rows.primal(r, self.a) + self.columns.primal(c, self.b)
 
 
 def _fit(f: Tensor, like: Tensor) -> Tensor:
