@@ -32,11 +32,12 @@ class Penalty:
         return 1.0 / (1.0 + epsilon * self.inverse)
 
     def step(self, potential: Tensor, weights: Tensor, marginal: Tensor, epsilon: float) -> Tensor:
-        """Full Sinkhorn step of one potential in epsilons, zero where the weight is zero."""
-        step = torch.where(weights > 0, weights / marginal, 1.0).log()
+        """Full Sinkhorn step of one potential in epsilons; zero where the weight is zero or the sum is lost."""
+        known = (weights > 0) & (marginal > 0) & marginal.isfinite()
+        step = torch.where(known, weights / marginal, 1.0).log()
         if self.hard:
             return step
-        return torch.where(weights > 0, self.damping(epsilon) * (step - potential * self.inverse), 0.0)
+        return torch.where(known, self.damping(epsilon) * (step - potential * self.inverse), 0.0)
 
     def target(self, weights: Tensor, potential: Tensor) -> Tensor:
         """The marginal that the plan has at the solution, ``a e^{-f/rho}``."""

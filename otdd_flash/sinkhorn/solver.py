@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,11 @@ from otdd_flash.types import Potentials
 
 _SYMMETRIC_STEP = 2.0 / 3.0
 _ANNEALING_OMEGA = 1.5
+# Below this fraction of the largest cost a problem resembles an assignment, where one pass per annealed epsilon leaves
+# rows at the wrong partner and the target needs thousands of passes to move them: each stage is then converged a little.
+_CAREFUL_BELOW = 5e-4
+_STAGE_TOL = 0.05
+_STAGE_PASSES = 100
 
 
 @dataclass(frozen=True)
@@ -140,13 +145,17 @@ def solve(
     state = _State(operator, options)
     if initial is None:
         largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
+        careful = epsilon < _CAREFUL_BELOW * largest
         for eps in annealing(largest, epsilon, options.scaling):
-            state.anneal(eps)
+            if careful:
+                state.iterate(eps, replace(options, tol=max(options.tol, _STAGE_TOL), max_iterations=_STAGE_PASSES))
+            else:
+                state.anneal(eps)
             if progress is not None:
                 progress("anneal", state.passes, math.nan)
     else:
         state.load(initial)
-    return state.iterate(epsilon, progress)
+    return state.iterate(epsilon, options, progress)
 
 
 class _State:
@@ -177,9 +186,8 @@ class _State:
         f_step, g_step = self._alternate(f_step, g_step, _ANNEALING_OMEGA)
         self.f, self.g = self.f + epsilon * f_step, self.g + epsilon * g_step
 
-    def iterate(self, epsilon: float, progress: Progress | None) -> Solution:
-        """Passes at the target epsilon until every problem is converged or the limit is reached."""
-        options = self.options
+    def iterate(self, epsilon: float, options: SolverOptions, progress: Progress | None = None) -> Solution:
+        """Passes at one epsilon until every problem is converged or the limit is reached."""
         active = torch.ones(len(self.mass), dtype=torch.bool)
         iterations = torch.zeros(len(self.mass), dtype=torch.int64)
         method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
@@ -262,10 +270,15 @@ class _State:
         return self._marginals(epsilon)
 
     def _error(self, r: Tensor, c: Tensor) -> Tensor:
-        """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem."""
+        """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem.
+
+        Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
+        """
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
-        return ((r - a).abs().sum(1) + (c - b).abs().sum(1)) / self.mass
+        lost = ((self.a > 0) & ~(r > 0)).any(1) | ((self.b > 0) & ~(c > 0)).any(1)
+        error = ((r - a).abs().sum(1) + (c - b).abs().sum(1)) / self.mass
+        return torch.where(lost, torch.inf, error)
 
     def _values(self, r: Tensor, c: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Dual and primal value of each problem at the current potentials (DESIGN: OT_eps with KL to ``a b^T``)."""
