@@ -10,8 +10,9 @@ Jobs of a symmetric problem hold the upper triangle only: a tile right of the di
 tile of the diagonal block (BLOCK_N wide) is whole and serves rows only.
 
 The walk is one flat loop over (row block, K step), so the loads of the next tile are in flight while a tile is summed;
-an operand of one K step keeps its column side in shared memory instead (RESIDENT). Column sums are kept one value per
-lane of the accumulator's layout (DEFER): the shuffles happen once per column block, not once per tile.
+an operand of one K step keeps its column side in shared memory instead (RESIDENT). What a tile needs beside its K steps
+is fetched at its first step. Column sums are kept one value per lane of the accumulator's layout (DEFER): the shuffles
+happen once per column block, not once per tile.
 """
 
 import triton
@@ -23,7 +24,7 @@ from otdd_flash.kernels.primitives import (
     class_range,
     load_rows,
     multiply,
-    split_columns,
+    split_step,
     sweeps,
     zero_tile,
 )
@@ -33,11 +34,10 @@ JOB_FIELDS = 16
 
 @triton.jit
 def _plan_tile(
-    acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale, table_scale,
+    acc, uu, v, vt, labels, table, col, row_at, col_at, first, last, current, classes, scale, table_scale,
     LABELS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The plan of a tile; ``vt`` carries ``v`` plus the table row of class ``current`` from tile to tile."""
-    uu = tl.load(u + row + tl.arange(0, BLOCK_M))  # [BLOCK_M]
     if LABELS:  # noqa: SIM102 (a compile-time test around a run-time one)
         if first != current:
             vt = tl.load(v + col + tl.arange(0, BLOCK_N))
@@ -61,9 +61,9 @@ def _lane_sums(plan, DEFER: tl.constexpr, WARPS: tl.constexpr, BLOCK_M: tl.const
         return tl.sum(plan, 0)
 
 
-@triton.jit(do_not_specialize=["classes"])
+@triton.jit(do_not_specialize=["classes", "half"])
 def _marginals_kernel(
-    rows, cols, exponent, labels, table, jobs, partial, width, pitch, classes, scale, table_scale,
+    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale, exponent, jobs, partial,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, DEFER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -89,23 +89,24 @@ def _marginals_kernel(
         else:
             sums = tl.zeros([BLOCK_N], tl.float32)
         if RESIDENT:
-            y = load_rows(cols, col_at, 0, pitch, TMA, BLOCK_N, BLOCK_K)
+            y = load_rows(cols, col_at, 0, width, TMA, BLOCK_N, BLOCK_K)
             if MODE == "fp16x3":
-                y_lo = load_rows(cols, col_at, width, pitch, TMA, BLOCK_N, BLOCK_K)
+                y_lo = load_rows(cols, col_at + half, 0, width, TMA, BLOCK_N, BLOCK_K)
             for row_block in range(row_first, stop):
                 row = row_block * BLOCK_M
                 row_at = row_base + row
                 if LABELS:
                     first, last = class_range(labels, row_at, row_end, BLOCK_M)
-                x = load_rows(rows, row_at, 0, pitch, TMA, BLOCK_M, BLOCK_K)
+                uu = tl.load(u + row + in_rows)  # [BLOCK_M]
+                x = load_rows(rows, row_at, 0, width, TMA, BLOCK_M, BLOCK_K)
                 acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
                 if MODE == "fp16x3":
-                    x_lo = load_rows(rows, row_at, width, pitch, TMA, BLOCK_M, BLOCK_K)
+                    x_lo = load_rows(rows, row_at + half, 0, width, TMA, BLOCK_M, BLOCK_K)
                     acc = tl.dot(x_lo, y.T, acc)
                     acc = tl.dot(x, y_lo.T, acc)
                 acc = multiply(x, y.T, acc, MODE)
                 plan, vt = _plan_tile(
-                    acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale,
+                    acc, uu, v, vt, labels, table, col, row_at, col_at, first, last, current, classes, scale,
                     table_scale, LABELS, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
                 current = first
@@ -118,19 +119,22 @@ def _marginals_kernel(
             step = -1
             row = (row_first - 1) * BLOCK_M
             acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
+            uu = tl.zeros([BLOCK_M], tl.float32)
             for _ in range(0, tl.maximum(stop - row_first, 0) * per_tile):
                 step = tl.where(step == per_tile - 1, 0, step + 1)
                 row = tl.where(step == 0, row + BLOCK_M, row)
                 row_at = row_base + row
-                row_k, col_k = split_columns(step, steps, width, MODE, BLOCK_K)
-                x = load_rows(rows, row_at, row_k, pitch, TMA, BLOCK_M, BLOCK_K)
-                y = load_rows(cols, col_at, col_k, pitch, TMA, BLOCK_N, BLOCK_K)
+                k, row_shift, col_shift = split_step(step, steps, half, MODE, BLOCK_K)
+                x = load_rows(rows, row_at + row_shift, k, width, TMA, BLOCK_M, BLOCK_K)
+                y = load_rows(cols, col_at + col_shift, k, width, TMA, BLOCK_N, BLOCK_K)
                 acc = multiply(x, y.T, acc, MODE)
-                if step == per_tile - 1:
+                if step == 0:
+                    uu = tl.load(u + row + in_rows)  # [BLOCK_M]
                     if LABELS:
                         first, last = class_range(labels, row_at, row_end, BLOCK_M)
+                if step == per_tile - 1:
                     plan, vt = _plan_tile(
-                        acc, u, v, vt, labels, table, row, col, row_at, col_at, first, last, current, classes, scale,
+                        acc, uu, v, vt, labels, table, col, row_at, col_at, first, last, current, classes, scale,
                         table_scale, LABELS, BLOCK_M, BLOCK_N,
                     )  # fmt: skip
                     current = first
@@ -144,25 +148,19 @@ def _marginals_kernel(
             tl.atomic_add(col_sums + col + in_cols, sums, sem="relaxed")
 
 
-def marginals(operand, exponent, labels, table, jobs, partial, *, scale, table_scale, config) -> None:
+def marginals(source, exponent, jobs, partial, *, config) -> None:
     """Add the partial sums of all ``jobs`` to ``partial`` (float32, zeroed by the caller).
 
     Args:
-        operand: ``(rows, cols, width, pitch)``: descriptors or tensors of both sides, columns and row stride.
+        source: where the scores come from; not stored ones.
         exponent: ``u`` and ``v`` of all problems, float32.
-        labels: ``(rows,)`` int32, or ``None``.
-        table: ``(c, c)`` float32, or ``None``.
         jobs: ``(jobs, JOB_FIELDS)`` int64, see the kernel's first lines.
         partial: slots of row and column sums.
-        scale: ``log2(e) / eps`` per unit of the dot product.
-        table_scale: ``-log2(e) / eps``.
         config: block sizes, warps and stages.
     """
-    rows, cols, width, pitch = operand
     _marginals_kernel[(jobs.shape[0],)](
-        rows, cols, exponent, exponent if labels is None else labels, exponent if table is None else table, jobs,
-        partial, width, pitch, 0 if table is None else table.shape[0], scale, table_scale, MODE=config.mode,
-        LABELS=labels is not None, TMA=config.tma, RESIDENT=config.resident, DEFER=config.defer,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, WARPS=config.warps, FIELDS=JOB_FIELDS,
-        num_warps=config.warps, num_stages=config.stages,
+        *source.arguments(exponent), exponent, jobs, partial, MODE=config.mode, LABELS=source.labelled, TMA=config.tma,
+        RESIDENT=config.resident, DEFER=config.defer, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k, WARPS=config.warps, FIELDS=JOB_FIELDS, num_warps=config.warps,
+        num_stages=config.stages,
     )  # fmt: skip

@@ -3,9 +3,9 @@
     S_ij = <z_i, z_j>            i in BLOCK_M rows, j in BLOCK_N columns of one packed operand
 
 Both sides come from the same row-major operand: ``width`` columns padded to the K step, spare rows at the end, so no
-load is masked; what lies outside a cloud is switched off by potentials of ``-inf``. ``fp16x3`` keeps ``[hi | lo]`` side
-by side and runs three sweeps of the K loop over it, ``lo hi + hi lo + hi hi``: the small terms first, because the
-tensor core truncates a running sum.
+load is masked; what lies outside a cloud is switched off by potentials of ``-inf``. ``fp16x3`` keeps the low halves
+``half`` rows below the high ones and runs three sweeps of the K loop, ``lo hi + hi lo + hi hi``: the small terms first,
+because the tensor core truncates a running sum.
 """
 
 import triton
@@ -13,12 +13,12 @@ import triton.language as tl
 
 
 @triton.jit
-def load_rows(source, row, k, pitch, TMA: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+def load_rows(source, row, k, width, TMA: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
     """``(ROWS, BLOCK_K)`` block of the operand from row ``row`` (int64) and column ``k``."""
     if TMA:
         return source.load([row.to(tl.int32), k])
     else:
-        at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * pitch + tl.arange(0, BLOCK_K)[None, :]
+        at = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None] * width + tl.arange(0, BLOCK_K)[None, :]
         return tl.load(source + at + k)
 
 
@@ -32,14 +32,14 @@ def sweeps(MODE: tl.constexpr):
 
 
 @triton.jit
-def split_columns(step, steps, width, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Operand columns ``(of rows, of columns)`` that K step ``step`` multiplies."""
+def split_step(step, steps, half, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """First operand column of K step ``step``, and the row shifts to the halves that it multiplies."""
     if MODE == "fp16x3":
         first, second = step < steps, step < 2 * steps
         k = (step - tl.where(first, 0, tl.where(second, steps, 2 * steps))) * BLOCK_K
-        return k + tl.where(first, width, 0), k + tl.where(second & (step >= steps), width, 0)
+        return k, tl.where(first, half, 0), tl.where(second & (step >= steps), half, 0)
     else:
-        return step * BLOCK_K, step * BLOCK_K
+        return step * BLOCK_K, 0, 0
 
 
 @triton.jit
@@ -66,16 +66,16 @@ def zero_tile(MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def score_tile(
-    rows, cols, row, col, width, pitch,
+    rows, cols, row, col, width, half,
     MODE: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``(BLOCK_M, BLOCK_N)`` dot products of operand rows from ``row`` and from ``col``."""
     acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
     steps = tl.cdiv(width, BLOCK_K)
     for step in range(0, sweeps(MODE) * steps):
-        row_k, col_k = split_columns(step, steps, width, MODE, BLOCK_K)
-        x = load_rows(rows, row, row_k, pitch, TMA, BLOCK_M, BLOCK_K)
-        y = load_rows(cols, col, col_k, pitch, TMA, BLOCK_N, BLOCK_K)
+        k, row_shift, col_shift = split_step(step, steps, half, MODE, BLOCK_K)
+        x = load_rows(rows, row + row_shift, k, width, TMA, BLOCK_M, BLOCK_K)
+        y = load_rows(cols, col + col_shift, k, width, TMA, BLOCK_N, BLOCK_K)
         acc = multiply(x, y.T, acc, MODE)
     return acc
 
@@ -113,3 +113,21 @@ def add_labels(
     first, last = class_range(labels, row, end, BLOCK_M)
     score += class_column(labels, table, first, col, classes, table_scale, BLOCK_N)[None, :]
     return add_further_classes(score, labels, table, row, col, first, last, classes, table_scale, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def stored_tile(tiles, row, col, pitch, kind, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STORED: tl.constexpr):
+    """``(BLOCK_M, BLOCK_N)`` stored scores from row ``row`` and column ``col`` of a problem.
+
+    ``kind`` 0 is the problem as stored, 1 its transpose, 2 a symmetric problem. Storage is one row-major strip of
+    ``STORED`` columns per column block, ``pitch`` rows high; a symmetric problem keeps strips down to the diagonal.
+    """
+    i, j = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    row_strip, col_strip = row // STORED, col // STORED
+    if (kind == 0) | ((kind == 2) & (row_strip <= col_strip)):
+        start = tl.where(kind == 2, col_strip * (col_strip + 1) // 2 * STORED, col_strip * pitch) * STORED
+        score = tl.load(tiles + start + (row + i)[:, None] * STORED + (col % STORED + j)[None, :])
+    else:
+        start = tl.where(kind == 2, row_strip * (row_strip + 1) // 2 * STORED, row_strip * pitch) * STORED
+        score = tl.trans(tl.load(tiles + start + (col + j)[:, None] * STORED + (row % STORED + i)[None, :]))
+    return score

@@ -1,6 +1,6 @@
 """Stored scores: every tile of a job list written once, so that later passes are memory sweeps.
 
-    Z_ij = cost_scale S_ij - table_ij,        C_ij = alpha_i + alpha_j - Z_ij
+    Z_ij = scale S_ij + table_scale table_ij,        C_ij = alpha_i + alpha_j - Z_ij
 
 Tiles are contiguous BLOCK_M x BLOCK_N float32 blocks, column block by column block; a symmetric problem stores the
 blocks up to its diagonal only. Streams the operand, writes four bytes per score.
@@ -14,7 +14,7 @@ from otdd_flash.kernels.primitives import add_labels, score_tile
 
 @triton.jit(do_not_specialize=["classes"])
 def _scores_kernel(
-    rows, cols, tiles, labels, table, jobs, width, pitch, classes, cost_scale,
+    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale, jobs,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -36,23 +36,25 @@ def _scores_kernel(
         for row_block in range(row_first, stop):
             row = row_block * BLOCK_M
             dots = score_tile(
-                rows, cols, row_base + row, col_base + col, width, pitch,
+                rows, cols, row_base + row, col_base + col, width, half,
                 MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-            score = dots.to(tl.float32) * cost_scale
+            score = dots.to(tl.float32) * scale
             if LABELS:
                 score = add_labels(
-                    score, labels, table, row_base + row, col_base + col, row_end, classes, -1.0, BLOCK_M, BLOCK_N
+                    score, labels, table, row_base + row, col_base + col, row_end, classes, table_scale,
+                    BLOCK_M, BLOCK_N,
                 )  # fmt: skip
             tl.store(tiles + (tile + row_block) * (BLOCK_M * BLOCK_N) + in_tile, score)
 
 
-def scores(operand, tiles, labels, table, jobs, *, cost_scale, config, fields: int) -> None:
-    """Fill ``tiles`` (float32) for all ``jobs`` of :func:`otdd_flash.kernels.marginals.marginals`."""
-    rows, cols, width, pitch = operand
+def scores(source, jobs, *, config, fields: int) -> None:
+    """Fill ``source.tiles`` for all ``jobs`` of :func:`otdd_flash.kernels.marginals.marginals`.
+
+    ``source.scale`` is the cost per unit of the dot product and ``source.table_scale`` is -1.
+    """
     _scores_kernel[(jobs.shape[0],)](
-        rows, cols, tiles, tiles if labels is None else labels, tiles if table is None else table, jobs, width, pitch,
-        0 if table is None else table.shape[0], cost_scale, MODE=config.mode, LABELS=labels is not None,
-        TMA=config.tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIELDS=fields,
-        num_warps=config.warps, num_stages=config.stages,
+        *source.arguments(source.tiles), jobs, MODE=config.mode, LABELS=source.labels is not None, TMA=config.tma,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, FIELDS=fields, num_warps=config.warps,
+        num_stages=config.stages,
     )  # fmt: skip

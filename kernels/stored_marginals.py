@@ -45,9 +45,9 @@ def _stored_marginals_kernel(
         tl.atomic_add(col_sums + col + in_cols, sums, sem="relaxed")
 
 
-def stored_marginals(tiles, exponent, jobs, partial, *, slope, config) -> None:
-    """Add the partial sums of all ``jobs`` to ``partial`` (float32, zeroed before); ``slope = log2(e) / eps``."""
+def stored_marginals(source, exponent, jobs, partial, *, config) -> None:
+    """Add the partial sums of all ``jobs`` to ``partial`` from the stored scores of ``source``."""
     _stored_marginals_kernel[(jobs.shape[0],)](
-        tiles, exponent, jobs, partial, slope, BLOCK_M=config.block_m, BLOCK_N=config.block_n, FIELDS=JOB_FIELDS,
-        num_warps=config.warps, num_stages=config.stages,
+        source.tiles, exponent, jobs, partial, source.scale, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        FIELDS=JOB_FIELDS, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -26,7 +26,7 @@ _SCALARS = {
     "out_split": "i32",
 }
 _OPERANDS = {"int8": "i8", "fp16": "fp16", "fp16x3": "fp16", "tf32": "fp32", "fp32": "fp32"}
-_ALIGNED = ("width", "pitch", "values_pitch", "out_pitch", "out_split")
+_ALIGNED = ("width", "values_pitch", "out_pitch", "out_split")
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,19 @@ class Resources:
 def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tuple[str, KernelConfig, dict[str, Any]]]:
     """``(kernel, configuration, constants)`` of every kernel and mode as the table chooses them for ``arch``."""
     for mode in modes:
-        for width in (64, 832):
+        for features in (64, 784):
             for labels in (False, True):
-                config = tuning.streamed_config(mode, width, arch)
-                yield "marginals", config, {"RESIDENT": config.resident, "DEFER": config.defer, "LABELS": labels}
+                config = tuning.streamed_config(mode, features, arch)
+                yield "marginals", config, {"LABELS": labels}
         yield "softmin", tuning.softmin_config(mode, arch), {"LABELS": True}
         yield "scores", tuning.fill_config(tuning.stored_config(mode, arch), arch), {"LABELS": True}
         for columns in (16, 784):
             yield "apply_plan", tuning.apply_config(mode, columns, arch), {"LABELS": True}
-    yield "stored_marginals", tuning.stored_config("fp32", arch), {}
+    stored = tuning.stored_config("fp32", arch)
+    yield "stored_marginals", stored, {}
+    yield "softmin", tuning.softmin_config("int8", arch, stored=stored.block_n), {"LABELS": False}
+    for columns in (16, 784):
+        yield "apply_plan", tuning.apply_config("int8", columns, arch, stored=stored.block_n), {"LABELS": False}
 
 
 def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], arch: int) -> Resources:
@@ -71,8 +75,9 @@ def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], a
     function = getattr(importlib.import_module(f"otdd_flash.kernels.{kernel}"), f"_{kernel}_kernel")
     known = {
         "MODE": config.mode, "TMA": config.tma, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k, "WARPS": config.warps, "BLOCK_W": config.block_w,
-        "FIELDS": 8 if kernel == "softmin" else 16, **constants,
+        "BLOCK_K": config.block_k, "WARPS": config.warps,
+        "RESIDENT": config.resident, "DEFER": config.defer, "BLOCK_W": config.block_w,
+        "FIELDS": 16, "STORED": config.stored, **constants,
     }  # fmt: skip
     constexprs = {name: known[name] for name in function.arg_names if name.isupper()}
     signature, attrs = {}, {}

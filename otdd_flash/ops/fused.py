@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,7 +17,8 @@ from otdd_flash.kernels.marginals import JOB_FIELDS, marginals
 from otdd_flash.kernels.ordered_sum import ordered_sum
 from otdd_flash.kernels.potentials import exponents
 from otdd_flash.kernels.scores import scores
-from otdd_flash.kernels.softmin import softmin
+from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
+from otdd_flash.kernels.source import ScoreSource
 from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import tuning
 from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
@@ -61,16 +63,18 @@ class FusedOperator:
         self._config = (
             tuning.stored_config(packed.mode, self._arch)
             if memory == "cached"
-            else tuning.streamed_config(packed.mode, packed.width, self._arch)
+            else tuning.streamed_config(packed.mode, packed.features, self._arch)
         )
-        self._softmin_config = tuning.softmin_config(packed.mode, self._arch)
+        self._strip = self._config.block_n if memory == "cached" else 0
+        self._softmin_config = tuning.softmin_config(packed.mode, self._arch, stored=self._strip)
         self._plan = TilePlan(
             self._extents(), self._config.block_m, self._config.block_n, deterministic=deterministic,
-            slot_bytes=max(64 << 20, 256 * packed.operand.shape[0]),
+            slot_bytes=max(192 << 20, 256 * packed.alpha.shape[0]),
         )  # fmt: skip
         self._partial = torch.empty(self._plan.slots, dtype=torch.float32, device=self.device)
         self._descriptors: dict[tuple[int, int], object] = {}
         self._lists: dict[tuple[bool, ...] | None, JobList] = {}
+        self._tiles: Tensor | None = None
         self._tiles = self._store_scores() if memory == "cached" else None
         held = (self.a, self.b, self._log_weight, self._alpha, self._exponent, self._partial, self._tiles)
         self.info = OperatorInfo(
@@ -124,20 +128,13 @@ class FusedOperator:
 
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
-        scale, slope = self._slopes(epsilon)
+        _, slope = self._slopes(epsilon)
         exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
         jobs = self._job_list(active)
         self._partial.zero_()
         out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
-        if self._tiles is not None:
-            stored_marginals(
-                self._tiles, self._exponent, jobs.jobs, self._partial, slope=slope, config=self._config
-            )  # fmt: skip
-        else:
-            marginals(
-                self._operand(self._config), self._exponent, self.packed.labels, self.packed.table, jobs.jobs,
-                self._partial, scale=scale, table_scale=-slope, config=self._config,
-            )  # fmt: skip
+        kernel = marginals if self._tiles is None else stored_marginals
+        kernel(self._source(self._config, epsilon), self._exponent, jobs.jobs, self._partial, config=self._config)
         ordered_sum(self._partial, jobs.sums, out, block=self._config.block_n)
         rows = self.a.numel()
         return out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
@@ -146,7 +143,7 @@ class FusedOperator:
         """Safe half step of all problems; see :class:`otdd_flash.ops.base.PlanOperator`."""
         if side not in ("rows", "columns"):
             raise ValueError(f"side must be rows or columns, got {side!r}")
-        scale, slope = self._slopes(epsilon)
+        _, slope = self._slopes(epsilon)
         rows = side == "rows"
         f, g = (torch.zeros_like(self.a), potential) if rows else (potential, torch.zeros_like(self.b))
         exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
@@ -154,10 +151,8 @@ class FusedOperator:
         splits, jobs = self._softmin_jobs(rows)
         peak = torch.full((splits, own.numel()), -math.inf, dtype=torch.float32, device=self.device)
         total = torch.zeros_like(peak)
-        softmin(
-            self._operand(self._softmin_config), self._exponent, self.packed.labels, self.packed.table, jobs, peak,
-            total, scale=scale, table_scale=-slope, config=self._softmin_config, fields=8,
-        )  # fmt: skip
+        source = self._source(self._softmin_config, epsilon)
+        softmin(source, self._exponent, jobs, peak, total, config=self._softmin_config)
         value = torch.logsumexp(peak.to(torch.float64) * math.log(2.0) + total.to(torch.float64).log(), 0)
         out = (own - value / (slope * math.log(2.0))).view(weights.shape)
         return torch.where(self._inside(rows), out, 0.0)
@@ -170,7 +165,7 @@ class FusedOperator:
         if i == j:
             g = f
         left, right = self.pack_rows(f, problem)[None], self.pack_columns(g, problem)[None]
-        scale, slope = self._slopes(epsilon)
+        _, slope = self._slopes(epsilon)
         rows, cols = self.a.numel(), self._cols
         alpha, log_weight = (
             torch.cat([t[problem * self._rows :][: self._rows], t[rows + problem * cols :][:cols]])
@@ -179,8 +174,8 @@ class FusedOperator:
         both = torch.empty(alpha.shape, dtype=torch.float32, device=self.device)
         exponents(left, right, alpha, log_weight, slope, both)
         sides = (both[: self._rows], both[self._rows :])
-        product = None if v is None else self._product(i, j, sides, v, scale, slope)
-        transposed = None if u is None else self._product(j, i, sides[::-1], u, scale, slope)
+        product = None if v is None else self._product(problem, sides, v, epsilon, transposed=False)
+        transposed = None if u is None else self._product(problem, sides[::-1], u, epsilon, transposed=True)
         return product, transposed
 
     def pack_rows(self, values: Tensor, problem: int) -> Tensor:
@@ -259,38 +254,54 @@ class FusedOperator:
             return scale, struct.unpack("f", struct.pack("f", slope))[0]
         return scale, scale / self.packed.scale
 
-    def _operand(self, config: tuning.KernelConfig) -> tuple[object, object, int, int]:
-        """Both sides of the operand as a kernel takes them, its columns and its row stride."""
-        operand = self.packed.operand
-        sides = (operand, operand)
-        if config.tma:
-            blocks = (config.block_m, config.block_n)
-            sides = tuple(self._descriptor(block, config.block_k) for block in blocks)
-        return (*sides, self.packed.width, operand.shape[1])
+    def _source(self, config: tuning.KernelConfig, epsilon: float) -> ScoreSource:
+        """Where the kernels of ``config`` get their scores at ``epsilon``."""
+        scale, slope = self._slopes(epsilon)
+        packed, stored = self.packed, self._tiles is not None
+        rows, cols = (
+            self._descriptor(block, config.block_k) if config.tma else packed.operand
+            for block in (config.block_m, config.block_n)
+        )
+        return ScoreSource(
+            rows, cols, packed.width, packed.half, slope if stored else scale, packed.labels, packed.table, -slope,
+            self._tiles,
+        )  # fmt: skip
 
     def _descriptor(self, block: int, block_k: int) -> object:
         """Tensor descriptor of the operand for one block shape, built once."""
         if (block, block_k) not in self._descriptors:
             from triton.tools.tensor_descriptor import TensorDescriptor
 
-            self._descriptors[block, block_k] = TensorDescriptor.from_tensor(self.packed.operand, [block, block_k])
+            operand = (
+                self.packed.operand
+            )  # the copy engine fills what lies behind the features with zeros: less to read
+            self._descriptors[block, block_k] = TensorDescriptor(
+                operand, [len(operand), self.packed.features], list(operand.stride()), [block, block_k]
+            )
         return self._descriptors[block, block_k]
 
     def _store_scores(self) -> Tensor:
         """Write all score tiles once."""
         count = sum(tile_count(e, self._config.block_m, self._config.block_n) for e in self._plan.extents)
-        tiles = torch.empty(
-            count * self._config.block_m * self._config.block_n, dtype=torch.float32, device=self.device
-        )
+        spare = self._config.block_n * self._config.block_n  # a transposed read may run past the last strip
+        tiles = torch.empty(count * self._tile_size + spare, dtype=torch.float32, device=self.device)
+        tiles[-spare:] = 0.0
         config = tuning.fill_config(self._config, self._arch)
-        scores(
-            self._operand(config), tiles, self.packed.labels, self.packed.table, self._job_list(None).jobs,
-            cost_scale=self.packed.scale, config=config, fields=JOB_FIELDS,
-        )  # fmt: skip
+        source = replace(self._source(config, 1.0), tiles=tiles, scale=self.packed.scale, table_scale=-1.0)
+        scores(source, self._job_list(None).jobs, config=config, fields=JOB_FIELDS)
         return tiles
 
+    @property
+    def _tile_size(self) -> int:
+        """Scores of a tile."""
+        return self._config.block_m * self._config.block_n
+
+    def _strip_height(self, extent: Extent) -> int:
+        """Rows of a strip of stored scores of a problem that is not symmetric."""
+        return ceil_div(extent.n, self._config.block_m) * self._config.block_m
+
     def _softmin_jobs(self, rows: bool) -> tuple[int, Tensor]:
-        """Number of column splits and the jobs ``(jobs, 8)`` of one side."""
+        """Number of column splits and the jobs of one side."""
         config, extents = self._softmin_config, self._plan.extents
         blocks = sum(ceil_div(e.n if rows else e.m, config.block_m) for e in extents)
         longest = max(ceil_div(e.m if rows else e.n, config.block_n) for e in extents)
@@ -305,24 +316,28 @@ class FusedOperator:
             )
             col_blocks = ceil_div(m, config.block_n)
             share = ceil_div(col_blocks, splits)
-            out = torch.zeros(len(block), 8, dtype=torch.int64)
+            out = torch.zeros(len(block), SOFTMIN_FIELDS, dtype=torch.int64)
             size = self.a.numel() if rows else self.b.numel()
             for column, value in enumerate((base, other, e.c if rows else e.r, base + n)):
                 out[:, column] = value
             out[:, 4], out[:, 5] = block, (split * share).clamp_max(col_blocks)
             out[:, 6], out[:, 7] = ((split + 1) * share).clamp_max(col_blocks), own + split * size
+            out[:, 8], out[:, 9] = e.tile * self._tile_size, self._strip_height(e)
+            out[:, 10] = 2 if e.symmetric else 0 if rows else 1
             lists.append(out)
         return splits, torch.cat(lists).to(self.device)
 
     def _product(
-        self, i: int, j: int, sides: tuple[Tensor, Tensor], values: Tensor, scale: float, slope: float
+        self, problem: int, sides: tuple[Tensor, Tensor], values: Tensor, epsilon: float, *, transposed: bool
     ) -> Tensor:
-        """``P values`` for clouds ``i`` (rows) and ``j`` (columns) whose exponents are ``sides``."""
+        """The plan of ``problem``, or its transpose, times ``values``; ``sides`` are the exponents of its two sides."""
+        i, j = self.problems[problem][::-1] if transposed else self.problems[problem]
+        extent = self._plan.extents[problem]
         n, m = self.cost.clouds[i].n, self.cost.clouds[j].n
         if values.dim() != 2 or len(values) != m:
             raise ValueError(f"the matrix must have one row for each of the {m} points, got {tuple(values.shape)}")
         width = values.shape[1]
-        config = tuning.apply_config(self.packed.mode, width, self._arch)
+        config = tuning.apply_config(self.packed.mode, width, self._arch, stored=self._strip)
         order, back = self.packed.order[j], self.packed.order[i]
         right = torch.zeros(
             ceil_div(width, config.block_w) * config.block_w, len(sides[1]), dtype=torch.float32, device=self.device
@@ -335,10 +350,14 @@ class FusedOperator:
             ceil_div(col_blocks, share), row_blocks * config.block_m, right.shape[0], dtype=torch.float32,
             device=self.device,
         )  # fmt: skip
+        source = self._source(config, epsilon)
+        if self._tiles is not None:
+            source = replace(source, tiles=self._tiles[extent.tile * self._tile_size :])
         apply_plan(
-            self._operand(config), sides, right, self.packed.labels, self.packed.table, out,
-            row_span=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
-            col_span=(self.packed.offsets[j], col_blocks, share), scale=scale, table_scale=-slope, config=config,
+            source, sides, right, out,
+            rows=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
+            cols=(self.packed.offsets[j], col_blocks, share),
+            strips=(self._strip_height(extent), 2 if extent.symmetric else int(transposed)), config=config,
         )  # fmt: skip
         summed = out.sum(0, dtype=torch.float64)[:n, :width]
         if back is None:

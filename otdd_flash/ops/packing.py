@@ -31,7 +31,8 @@ class PackedClouds:
     """The packed operand of a cost."""
 
     mode: str
-    operand: Tensor  # (rows + spare, width), or (rows + spare, 2 width) = [hi | lo] for fp16x3
+    operand: Tensor  # (rows + spare, width); for fp16x3 (2 (rows + spare), width), low halves below the high ones
+    features: int  # d
     width: int  # d padded to the K step
     scale: float  # cost per unit of the dot product: C = alpha + alpha' - scale <z, z'> + T
     alpha: Tensor  # (rows + spare,) float64
@@ -39,6 +40,11 @@ class PackedClouds:
     table: Tensor | None  # (c, c) float32
     offsets: tuple[int, ...]  # first row of each cloud
     order: tuple[Tensor | None, ...]  # packed position -> row of the cloud, None for the identity
+
+    @property
+    def half(self) -> int:
+        """Operand rows from a high half to its low half."""
+        return self.alpha.shape[0]
 
     @property
     def bytes(self) -> int:
@@ -138,7 +144,7 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
     total = sum(sizes) + SPARE_ROWS
     width = -(-d // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     halves = 2 if mode == "fp16x3" else 1
-    operand = torch.zeros(total, halves * width, dtype=_DTYPES[mode], device=device)
+    operand = torch.zeros(halves * total, width, dtype=_DTYPES[mode], device=device)
     alpha = torch.zeros(total, dtype=torch.float64, device=device)
     labels = None if cost.table is None else torch.zeros(total, dtype=torch.int32, device=device)
     scale = 2.0 * cost.feature_weight / unit**2
@@ -162,7 +168,7 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
             high, low, norms = _rounded(z, mode)
             operand[start + s : start + e, :d] = high
             if low is not None:
-                operand[start + s : start + e, width : width + d] = low
+                operand[total + start + s : total + start + e, :d] = low
             alpha[start + s : start + e] = norms * (scale / 2)
     table = None if cost.table is None else cost.table.to(device=device, dtype=torch.float32).contiguous()
-    return PackedClouds(mode, operand, width, scale, alpha, labels, table, tuple(offsets), tuple(order))
+    return PackedClouds(mode, operand, d, width, scale, alpha, labels, table, tuple(offsets), tuple(order))

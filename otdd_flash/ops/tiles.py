@@ -14,6 +14,7 @@ from torch import Tensor
 
 _GROUP = 16  # column supers that walk down the rows together
 _WAVES = 12  # jobs per running program that keep the last wave's idle share small
+_WALK = 2048  # rows that a job walks down before its column sums leave the registers
 _PARALLEL = 264  # programs running at once on the largest chip of interest
 
 
@@ -69,8 +70,8 @@ class TilePlan:
         self.extents, self.block_m, self.block_n, self.deterministic = extents, block_m, block_n, deterministic
         total = sum(tile_count(e, block_m, block_n) for e in extents)
         self.rows_per_job, self.cols_per_job = 1, 1
-        while total // (4 * self.rows_per_job * self.cols_per_job) >= _WAVES * _PARALLEL and self.rows_per_job < 8:
-            self._grow()
+        while total // (2 * self.rows_per_job) >= _WAVES * _PARALLEL and self.rows_per_job * block_m < _WALK:
+            self.rows_per_job *= 2
         while 4 * self._slots() > slot_bytes and total > self.rows_per_job * self.cols_per_job:
             self._grow()
         self.slots = self._slots()
@@ -88,11 +89,14 @@ class TilePlan:
         )
 
     def _grow(self) -> None:
-        """Double the job along its shorter side."""
-        if self.rows_per_job * self.block_m <= self.cols_per_job * self.block_n:
-            self.rows_per_job *= 2
-        else:
+        """Double the job along the side that saves more slots."""
+        shapes = [self._shape(extent) for extent in self.extents]
+        if sum(rows * job_cols for rows, _, _, job_cols in shapes) >= sum(
+            cols * height for _, cols, height, _ in shapes
+        ):
             self.cols_per_job *= 2
+        else:
+            self.rows_per_job *= 2
 
     def _shape(self, extent: Extent) -> tuple[int, int, int, int]:
         """Padded rows and columns, job rows and job columns of a problem."""

@@ -27,6 +27,7 @@ class KernelConfig:
         tma: load operands with the bulk copy engine (sm_90 and later) instead of pointers.
         defer: keep column sums per accumulator lane (``marginals``, wgmma layout only).
         resident: the operand is one K step wide; its column side stays in shared memory (``marginals`` only).
+        stored: width of the strips of stored scores that are read instead of operands, 0 for none.
         block_w: columns of the right-hand side per program (``apply_plan`` only).
     """
 
@@ -39,6 +40,7 @@ class KernelConfig:
     tma: bool = False
     defer: bool = False
     resident: bool = False
+    stored: int = 0
     block_w: int = 0
 
 
@@ -58,9 +60,11 @@ _HOPPER = {  # mode: block_m, block_n, block_k, warps, stages
     "fp16x3": (128, 256, 64, 8, 4),
     "tf32": (128, 256, 32, 8, 4),
 }
+_HOPPER_NARROW = {**_HOPPER, "fp16": (128, 128, 64, 4, 3)}  # up to 256 features two programs share a multiprocessor
+_HOPPER_WIDE_STEP = {"int8": (64, 128, 128, 4, 3)}
 _HOPPER_ONE_STEP = {
-    "int8": (128, 128, 64, 4, 3),
-    "fp16": (128, 128, 64, 4, 3),
+    "int8": (64, 128, 64, 4, 3),
+    "fp16": (64, 128, 64, 4, 3),
     "fp16x3": (128, 128, 64, 4, 2),
 }
 _AMPERE = {
@@ -74,24 +78,29 @@ _STORED = (64, 128, 32, 4, 1)
 _CACHING_PAYS_FROM = {"int8": 416, "fp16": 256, "fp16x3": 96, "tf32": 96, "fp32": 32}
 
 
-def streamed_config(mode: str, width: int, arch: int) -> KernelConfig:
-    """Configuration of ``marginals`` over operands."""
+def streamed_config(mode: str, features: int, arch: int) -> KernelConfig:
+    """Configuration of ``marginals`` over operands of ``features`` columns."""
+    one_step = features <= WIDTH_MULTIPLE
     if arch == 0:
-        defer = mode != "fp32"
-        return KernelConfig(mode, 32, 64, 32 if width > 64 else 64, 2, 1, defer=defer, resident=width == 64)
+        block_k = WIDTH_MULTIPLE if one_step else 32
+        return KernelConfig(mode, 32, 64, block_k, 2, 1, defer=mode != "fp32", resident=one_step)
     if mode == "fp32":
         return KernelConfig(mode, *_FLOAT32)
     if not _has_tma(arch):
-        return KernelConfig(mode, *_AMPERE[mode], resident=width == _AMPERE[mode][2])
-    if width == WIDTH_MULTIPLE and mode in _HOPPER_ONE_STEP:
+        return KernelConfig(mode, *_AMPERE[mode], resident=one_step and _AMPERE[mode][2] == WIDTH_MULTIPLE)
+    if one_step and mode in _HOPPER_ONE_STEP:
         return KernelConfig(mode, *_HOPPER_ONE_STEP[mode], tma=True, defer=True, resident=True)
-    return KernelConfig(mode, *_HOPPER[mode], tma=True, defer=True)
+    if features <= 2 * WIDTH_MULTIPLE and mode in _HOPPER_WIDE_STEP:
+        return KernelConfig(mode, *_HOPPER_WIDE_STEP[mode], tma=True, defer=True, resident=True)
+    return KernelConfig(mode, *(_HOPPER if features > 256 else _HOPPER_NARROW)[mode], tma=True, defer=True)
 
 
-def softmin_config(mode: str, arch: int) -> KernelConfig:
-    """Configuration of ``softmin``."""
+def softmin_config(mode: str, arch: int, *, stored: int = 0) -> KernelConfig:
+    """Configuration of ``softmin``, from operands or from strips of ``stored`` columns."""
     if arch == 0:
-        return KernelConfig(mode, 32, 64, 32, 2, 1)
+        return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored)
+    if stored:
+        return KernelConfig(mode, 64, 128, 32, 4, 1, stored=stored)
     if mode == "fp32":
         return KernelConfig(mode, *_FLOAT32)
     tma = _has_tma(arch)
@@ -114,14 +123,14 @@ def fill_config(config: KernelConfig, arch: int) -> KernelConfig:
     return replace(config, stages=3, tma=_has_tma(arch))
 
 
-def apply_config(mode: str, columns: int, arch: int) -> KernelConfig:
+def apply_config(mode: str, columns: int, arch: int, *, stored: int = 0) -> KernelConfig:
     """Configuration of ``apply_plan`` for a right-hand side of ``columns`` columns."""
-    block_w = 16 if columns <= 16 else 64
+    block_w = 16 if columns <= 16 else 64 if columns <= 64 else 128
     if arch == 0:
-        return KernelConfig(mode, 32, 64, 32, 2, 1, block_w=min(block_w, 32))
-    return KernelConfig(
-        mode, 64, 64, 16 if mode == "fp32" else 32, 4, 2, tma=_has_tma(arch) and mode != "fp32", block_w=block_w
-    )
+        return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored, block_w=min(block_w, 32))
+    block_k, tma = (16, False) if mode == "fp32" else (32, _has_tma(arch) and not stored)
+    block_n, warps = (64, 4) if block_w < 128 else (32, 8)
+    return KernelConfig(mode, 64, block_n, block_k, warps, 2, tma=tma, stored=stored, block_w=block_w)
 
 
 def caching_pays(mode: str, width: int) -> bool:
