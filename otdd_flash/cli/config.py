@@ -64,7 +64,7 @@ class SolverConfig:
     debiased: bool = True
     """Subtract the self terms, so that the distance of a set to itself is zero."""
     reach: float | None = None
-    """Unbalanced transport: about the distance beyond which mass is lost rather than moved; null prescribes marginals."""
+    """Unbalanced transport: about the distance beyond which mass is rather lost than moved; null keeps all mass."""
     reach_x: float | None = None
     """The same for the source alone."""
     reach_y: float | None = None

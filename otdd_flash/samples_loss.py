@@ -1,0 +1,209 @@
+"""A drop-in for GeomLoss's ``SamplesLoss("sinkhorn", p=2)``: its signature, its cost, its schedule, its numbers.
+
+GeomLoss's conventions, other than this library's: ``C = |x - y|^2 / 2``, ``epsilon = blur^2``, ``rho = reach^2``, and
+the value after an annealing schedule of fixed length, which is *not converged*. ``tol`` asks for the converged value of
+the same problem instead.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from otdd_flash.ops import Memory, Precision
+from otdd_flash.sinkhorn.averaged import averaged_schedule
+from otdd_flash.sinkhorn.averaged_loss import LossSettings, Measures, SinkhornLoss, combined, evaluate
+
+_MEMORY: dict[str, Memory] = {"auto": "auto", "tensorized": "cached", "online": "streamed", "multiscale": "auto"}
+_INSTEAD = {
+    "gaussian": "kernel norms are not optimal transport; keep geomloss for them",
+    "laplacian": "kernel norms are not optimal transport; keep geomloss for them",
+    "energy": "it is the limit of loss='sinkhorn' for a large blur; else keep geomloss for it",
+    "hausdorff": "keep geomloss for it, or take loss='sinkhorn' with a reach",
+}
+
+
+class SamplesLoss(nn.Module):
+    """Sinkhorn divergence between sampled measures, with GeomLoss's signature and values.
+
+    ``forward(x, y)``, ``forward(a, x, b, y)`` or ``forward(l_x, a, x, l_y, b, y)`` for points ``(n, d)`` or batches
+    ``(B, n, d)``, weights ``(n,)`` or ``(B, n)``. Gradients with respect to points and weights are those of the
+    transport problem at its optimal potentials (envelope theorem), of first order, in the dtype of each input.
+    GeomLoss's own are the same for ``reach=None``; with a ``reach`` they are too small by the factor
+    ``(rho + eps/2) / (rho + eps)``, here they are not.
+
+    Args:
+        loss: ``"sinkhorn"``.
+        p: 2, for the cost ``|x - y|^2 / 2``.
+        blur: ``epsilon = blur^2``, in units of distance.
+        reach: ``rho = reach^2`` of the KL penalty on the marginals, in units of distance; ``None`` prescribes them.
+        diameter: where the schedule starts, in units of distance; ``None`` for that of the bounding box.
+        scaling: factor of the blur from one step of the schedule to the next.
+        truncate: of GeomLoss's multiscale backend; nothing is truncated here.
+        cost: must be ``None``.
+        kernel: must be ``None``.
+        cluster_scale: of GeomLoss's multiscale backend; there are no clusters here.
+        debias: subtract the self terms.
+        potentials: return dual potentials (detached) instead of the value.
+        verbose: accepted, prints nothing.
+        backend: ``"tensorized"`` stores costs, ``"online"`` streams them, ``"auto"`` and ``"multiscale"`` choose by the
+            free memory.
+        tol: ``None`` for GeomLoss's number; else the L1 marginal error (fraction of the mass) to converge to.
+        max_iterations: passes allowed with ``tol``.
+        precision: as in :func:`otdd_flash.ops.make_operator`.
+
+    Raises:
+        ValueError: another loss or ``p``, a custom cost, shapes or weights that do not fit.
+
+    >>> import torch
+    >>> float(SamplesLoss(blur=0.5, debias=False)(torch.zeros(1, 2), torch.full((1, 2), 3.0)))
+    9.0
+    """
+
+    def __init__(
+        self,
+        loss: str = "sinkhorn",
+        p: int = 2,
+        blur: float = 0.05,
+        reach: float | None = None,
+        diameter: float | None = None,
+        scaling: float = 0.5,
+        truncate: float | None = 5,
+        cost: Any = None,
+        kernel: Any = None,
+        cluster_scale: float | None = None,
+        debias: bool = True,
+        potentials: bool = False,
+        verbose: bool = False,
+        backend: str = "auto",
+        *,
+        tol: float | None = None,
+        max_iterations: int = 1000,
+        precision: Precision = "auto",
+    ) -> None:
+        super().__init__()
+        _refuse_other_losses(loss, p, cost, kernel)
+        if backend not in _MEMORY:
+            raise ValueError(f"backend must be one of {', '.join(_MEMORY)}, got {backend!r}")
+        for name, value in (("blur", blur), ("reach", reach), ("diameter", diameter), ("tol", tol)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not 0 < scaling < 1:
+            raise ValueError(f"scaling must lie in (0, 1), got {scaling}")
+        self.loss, self.p, self.blur, self.reach, self.diameter, self.scaling = loss, p, blur, reach, diameter, scaling
+        self.truncate, self.cost, self.kernel, self.cluster_scale = truncate, cost, kernel, cluster_scale
+        self.debias, self.potentials, self.verbose, self.backend = debias, potentials, verbose, backend
+        self.tol, self.max_iterations, self.precision = tol, max_iterations, precision
+
+    def forward(self, *args: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """The loss, ``()`` or ``(B,)``, or the potentials, of the shape of the weights.
+
+        Args:
+            *args: ``x, y``; ``a, x, b, y``; or ``l_x, a, x, l_y, b, y`` where ``l_x, l_y`` are GeomLoss's cluster
+                labels, which steer its multiscale approximation and are of no influence here.
+        """
+        a, x, b, y = self._arguments(args)
+        batched = x.dim() == 3
+        measures = _measures(a, x, b, y)
+        settings = self._settings(x, y)
+        out = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32
+        if self.potentials:
+            with torch.no_grad():
+                _, dual = evaluate(measures, settings)
+            pair = tuple((s if batched else s[0]).to(out) for s in combined(dual, settings))
+            return pair[0], pair[1]
+        value = SinkhornLoss.apply(measures.x, measures.a, measures.y, measures.b, settings).to(out)
+        return value if batched else value[0]
+
+    def extra_repr(self) -> str:
+        """The settings that change the number."""
+        number = "schedule's number, not converged" if self.tol is None else f"tol={self.tol}"
+        return f"{self.loss!r}, blur={self.blur}, reach={self.reach}, debias={self.debias}, {number}"
+
+    def _arguments(self, args: tuple[Tensor | None, ...]) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor]:
+        if len(args) not in (2, 4, 6):
+            raise ValueError(
+                f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)} arguments"
+            )
+        if len(args) == 6:
+            labels, args = (args[0], args[3]), (args[1], args[2], args[4], args[5])
+            if any(side is not None for side in labels):
+                warnings.warn(
+                    "cluster labels only steer geomloss's multiscale approximation; the value here is computed from "
+                    "all points. For labels that are classes use otdd_flash.dataset_distance",
+                    stacklevel=3,
+                )
+            for name, side, points in zip(("l_x", "l_y"), labels, (args[1], args[3]), strict=True):
+                if side is not None and points is not None and side.numel() != points.shape[-2]:
+                    raise ValueError(f"{name} must have {points.shape[-2]} entries, got shape {tuple(side.shape)}")
+        a, x, b, y = (None, args[0], None, args[1]) if len(args) == 2 else args
+        if x is None or y is None:
+            raise ValueError("the points x and y must be tensors, got None")
+        return a, x, b, y
+
+    def _settings(self, x: Tensor, y: Tensor) -> LossSettings:
+        diameter = _diameter(x.detach(), y.detach()) if self.diameter is None else self.diameter
+        return LossSettings(
+            epsilon=self.blur**2, rho=None if self.reach is None else self.reach**2, debias=self.debias,
+            schedule=tuple(averaged_schedule(diameter, self.blur, self.scaling)), tol=self.tol,
+            max_iterations=self.max_iterations, memory=_MEMORY[self.backend], precision=self.precision,
+        )  # fmt: skip
+
+
+def _refuse_other_losses(loss: str, p: int, cost: Any, kernel: Any) -> None:
+    if loss != "sinkhorn":
+        known = _INSTEAD.get(loss, "geomloss knows sinkhorn, hausdorff, energy, gaussian and laplacian")
+        raise ValueError(f"loss={loss!r} is not offered, only 'sinkhorn': {known}")
+    if p != 2:
+        raise ValueError(f"p={p} is not offered, only p=2 (cost |x - y|^2 / 2): keep geomloss for p=1")
+    if cost is not None:
+        raise ValueError("a custom cost is not offered: embed the points so that |x - y|^2 / 2 is the cost, or give "
+                         "label distances to otdd_flash.dataset_distance")  # fmt: skip
+    if kernel is not None:
+        raise ValueError("kernel belongs to the kernel losses, which are not offered: keep geomloss for them")
+
+
+def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measures:
+    """The checked batch; conversions stay on the autograd tape, so that gradients return in each input's dtype."""
+    if x.dim() not in (2, 3) or x.dim() != y.dim() or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
+        raise ValueError(
+            f"x and y must be (n, d) and (m, d), or (B, n, d) and (B, m, d), got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    if 0 in x.shape or 0 in y.shape:
+        raise ValueError(f"x and y must hold points, got {tuple(x.shape)} and {tuple(y.shape)}")
+    devices = {t.device for t in (a, x, b, y) if t is not None}
+    if len(devices) > 1:
+        raise ValueError(f"points and weights must be on one device, got {sorted(map(str, devices))}")
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    points = [(p if p.dim() == 3 else p[None]).to(dtype) for p in (x, y)]
+    for name, side in zip("xy", points, strict=True):
+        if not bool(torch.isfinite(side).all()):
+            raise ValueError(f"{name} holds NaN or infinity")
+    weights = [_weights(w, p, name) for w, p, name in zip((a, b), (x, y), ("a", "b"), strict=True)]
+    # one shift a pair, kept off the tape: the loss does not depend on it, and float32 keeps its digits
+    centre = torch.stack([p.detach().to(torch.float64).mean(1) for p in points]).mean(0)[:, None]
+    points = [p - centre.to(dtype) for p in points]
+    return Measures(points[0], weights[0], points[1], weights[1])
+
+
+def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
+    """``(B, n)`` float64 weights; uniform where none are given."""
+    shape = points.shape[:-1]
+    if weights is None:
+        uniform = torch.full(shape, 1.0 / shape[-1], dtype=torch.float64, device=points.device)
+        return uniform if points.dim() == 3 else uniform[None]
+    if weights.shape not in (shape, (*shape, 1)):
+        raise ValueError(f"weights {name} must have shape {tuple(shape)}, got {tuple(weights.shape)}")
+    if not bool((weights >= 0).all()) or not bool((weights.sum(-1) < float("inf")).all()):
+        raise ValueError(f"weights {name} must be non-negative and finite")
+    return weights.reshape(-1, shape[-1]).to(torch.float64)
+
+
+def _diameter(x: Tensor, y: Tensor) -> float:
+    """Diagonal of the bounding box of all points of the batch, in the points' own precision as GeomLoss takes it."""
+    both = torch.cat([side.reshape(-1, side.shape[-1]) for side in (x, y)])
+    both = both.to(torch.promote_types(both.dtype, torch.float32))
+    return float((both.amax(0) - both.amin(0)).norm())

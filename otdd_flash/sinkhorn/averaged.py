@@ -1,0 +1,101 @@
+"""Averaged Sinkhorn steps along a fixed schedule: the loop of GeomLoss, for its number and not for the optimum.
+
+Both potentials move at once, half way to their softmins, once per epsilon of the schedule; a last full step at the
+target epsilon ends it (Feydy 2020, "Geometric data analysis, beyond convolutions", algorithm 3.5). What comes out is
+the number of the schedule: how far it is from converged depends on ``scaling`` and is not known to the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from otdd_flash.ops.base import PlanOperator
+from otdd_flash.sinkhorn.penalty import Penalty
+
+ABSENT = 1e-300
+"""Weight that stands for zero: it carries no mass, yet its point gets a potential from the last step."""
+
+
+class AveragedPotentials(NamedTuple):
+    """Potentials ``(B, N)``, ``(B, M)`` in the operator's layout, after the last full step and before it."""
+
+    f: Tensor
+    g: Tensor
+    f_before: Tensor
+    g_before: Tensor
+
+
+def averaged_schedule(diameter: float, blur: float, scaling: float) -> list[float]:
+    """Epsilons ``diameter^2``, then from there down to ``blur^2`` in factors ``scaling^2``, then ``blur^2``.
+
+    The largest comes twice, as in GeomLoss for ``p = 2``.
+
+    >>> averaged_schedule(4.0, 1.0, 0.5)
+    [16.0, 16.0, 4.0, 1.0]
+    """
+    if diameter == 0.0:
+        return [blur**2]
+    start, stop, step = 2 * math.log(diameter), 2 * math.log(blur), 2 * math.log(scaling)
+    count = max(0, math.ceil((stop - start) / step))
+    return [diameter**2, *(math.exp(start + k * step) for k in range(count)), blur**2]
+
+
+def averaged_sinkhorn(
+    operator: PlanOperator, schedule: Sequence[float], rho: float | None = None
+) -> AveragedPotentials:
+    """Run the schedule on every problem of ``operator``.
+
+    Args:
+        operator: costs and weights; zero weights replaced by :data:`ABSENT`.
+        schedule: epsilons in the order of the steps, the last one is the target.
+        rho: strength of the KL penalty on all marginals, in units of the cost; ``None`` for hard constraints.
+    """
+    f, g = torch.zeros_like(operator.a), torch.zeros_like(operator.b)
+    f, g = full_step(operator, f, g, schedule[0], rho)
+    for epsilon in schedule:
+        f_new, g_new = full_step(operator, f, g, epsilon, rho)
+        f, g = (f + f_new) / 2, (g + g_new) / 2
+    return last_step(operator, f, g, schedule[-1], rho)
+
+
+def last_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> AveragedPotentials:
+    """The full step that ends the loop; points of no weight get their potentials here."""
+    absent = bool(((operator.a == ABSENT).any() | (operator.b == ABSENT).any()).item())
+    step = _safe_step if absent else full_step
+    return AveragedPotentials(*step(operator, f, g, epsilon, rho), f, g)
+
+
+def full_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> tuple[Tensor, Tensor]:
+    """Damped softmins of both potentials at once, from one pass over the scores.
+
+    ``softmin_i(g) = f_i + eps log(a_i / r_i)`` with the marginal ``r`` of the plan of ``f, g``. Where ``f`` is too far
+    off for sums to be numbers, the safe softmin takes over.
+    """
+    r, c = operator.marginals(f, g, epsilon)
+    present = operator.a > ABSENT, operator.b > ABSENT
+    sound = [((s > 0) & s.isfinite() | ~p).all() for s, p in zip((r, c), present, strict=True)]
+    if not bool(torch.stack(sound).all()):
+        return _safe_step(operator, f, g, epsilon, rho)
+    f_new = torch.where(present[0], f + epsilon * (operator.a / r).log(), 0.0)
+    g_new = torch.where(present[1], g + epsilon * (operator.b / c).log(), 0.0)
+    return _damped(operator, f_new, g_new, epsilon, rho)
+
+
+def _safe_step(
+    operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None
+) -> tuple[Tensor, Tensor]:
+    """The same with a running maximum, at twice the cost."""
+    f_new = operator.softmin(g, epsilon, side="rows")
+    return _damped(operator, f_new, operator.softmin(f, epsilon, side="columns"), epsilon, rho)
+
+
+def _damped(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> tuple[Tensor, Tensor]:
+    if rho is None:
+        return f, g
+    damping = Penalty([rho] * len(operator.problems), f.device).damping(epsilon)
+    return damping * f, damping * g

@@ -1,0 +1,219 @@
+"""Value and gradients of a batch of Sinkhorn losses in GeomLoss's convention: along its schedule, or converged.
+
+The cost is ``|x - y|^2 / 2``. Gradients are those of the transport problem at its optimal potentials (envelope
+theorem): every plan is that of the last step, with the potential which the step gave on the side of the gradient and
+the one it started from on the other, as GeomLoss has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
+from otdd_flash.sinkhorn.averaged import ABSENT, AveragedPotentials, averaged_sinkhorn, last_step
+from otdd_flash.sinkhorn.divergence import report_convergence
+from otdd_flash.sinkhorn.solver import SolverOptions, solve
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """What one evaluation needs to know besides the measures."""
+
+    epsilon: float
+    rho: float | None
+    debias: bool
+    schedule: tuple[float, ...]
+    tol: float | None
+    max_iterations: int
+    memory: Memory
+    precision: Precision
+
+
+@dataclass(frozen=True, eq=False)
+class Measures:
+    """A batch of pairs: centred points ``x (B, n, d)``, ``y (B, m, d)``; float64 weights ``a (B, n)``, ``b (B, m)``."""
+
+    x: Tensor
+    a: Tensor
+    y: Tensor
+    b: Tensor
+
+
+class SinkhornLoss(torch.autograd.Function):
+    """Values ``(B,)`` float64 with first-order gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, y: Tensor, b: Tensor, settings: LossSettings) -> Tensor:
+        """The values; keeps the potentials."""
+        measures = Measures(x, a, y, b)
+        values, dual = evaluate(measures, settings)
+        ctx.settings = settings
+        ctx.save_for_backward(x, a, y, b, *(t for side in dual for t in side))
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Gradients in the dtypes of the inputs."""
+        x, a, y, b, *saved = ctx.saved_tensors
+        measures, settings = Measures(x, a, y, b), ctx.settings
+        dual = [AveragedPotentials(*saved[k : k + 4]) for k in range(0, len(saved), 4)]
+        wanted = ctx.needs_input_grad
+        points = _point_gradients(measures, dual, settings, (wanted[0], wanted[2]))
+        weights = _weight_gradients(dual, settings)
+        scale = grad.to(torch.float64)
+        gradients = [
+            None if part is None else part * scale.view(-1, *[1] * (part.dim() - 1))
+            for part in (points[0], weights[0] if wanted[1] else None, points[1], weights[1] if wanted[3] else None)
+        ]
+        typed = [None if g is None else g.to(t.dtype) for g, t in zip(gradients, (x, a, y, b), strict=True)]
+        return (*typed, None)
+
+
+def _check_masses(measures: Measures) -> None:
+    """Refuse hard constraints that no plan can meet; float16 weights may sum to 1.002."""
+    masses = torch.stack([measures.a.sum(1), measures.b.sum(1)])
+    if bool((masses <= 0).any()):
+        raise ValueError("the weights of every measure must have a positive sum")
+    if bool(((masses[0] - masses[1]).abs() > 1e-2 * masses.amax(0)).any()):
+        worst = int((masses[0] - masses[1]).abs().argmax())
+        raise ValueError(
+            f"balanced transport needs equal masses, got {float(masses[0, worst]):g} and {float(masses[1, worst]):g}: "
+            "normalise the weights, or give a reach"
+        )
+
+
+def evaluate(measures: Measures, settings: LossSettings) -> tuple[Tensor, list[AveragedPotentials]]:
+    """Values ``(B,)`` float64, and potentials of the cross and, where debiased, the self problems."""
+    if settings.rho is None:
+        _check_masses(measures)
+    operator = _operator(_with_absent(measures), settings)
+    if settings.tol is None:
+        dual = _split(operator, averaged_sinkhorn(operator, settings.schedule, settings.rho), len(measures.x))
+        return _schedule_value(measures, dual, settings), dual
+    options = SolverOptions(
+        tol=settings.tol, max_iterations=settings.max_iterations, rho_x=settings.rho, rho_y=settings.rho
+    )
+    found = solve(_operator(measures, settings), settings.epsilon, options)
+    worst, passes = float(found.marginal_error.max()), int(found.iterations.max())
+    report_convergence(bool(found.converged.all()), worst, passes, options, strict=False)
+    parts = found.dual.to(measures.x.device).view(-1, len(measures.x))
+    value = parts[0] - parts[1:].sum(0) / 2 + _mass_terms(measures, settings)
+    last = last_step(operator, found.f, found.g, settings.epsilon, settings.rho)
+    return value, _split(operator, last, len(measures.x))
+
+
+def _with_absent(measures: Measures) -> Measures:
+    """Zero weights replaced by the stand-in that gives their points potentials."""
+    return replace(measures, a=measures.a.clamp_min(ABSENT), b=measures.b.clamp_min(ABSENT))
+
+
+def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
+    """All cross problems of the batch, then where debiased all self problems of the first side and of the second."""
+    batch = len(measures.x)
+    sides = ((measures.x, measures.a), (measures.y, measures.b))
+    clouds = [PointCloud(*cloud) for side in sides for cloud in zip(*side, strict=True)]
+    problems = [(k, batch + k) for k in range(batch)]
+    if settings.debias:
+        problems += [(k, k) for k in range(2 * batch)]
+    return make_operator(
+        DotProductCost.build(clouds, feature_weight=0.5), problems, epsilon=settings.epsilon, memory=settings.memory,
+        precision=settings.precision,
+    )  # fmt: skip
+
+
+def _split(operator: PlanOperator, found: AveragedPotentials, batch: int) -> list[AveragedPotentials]:
+    """Potentials in the order of the points, ``(B, n)`` and ``(B, m)``: cross, then the selves (twice the same)."""
+    out = []
+    for start in range(0, len(operator.problems), batch):
+        rows = [
+            torch.stack([operator.unpack_rows(side[p], p) for p in range(start, start + batch)])
+            for side in (found.f, found.f_before)
+        ]
+        columns = rows
+        if start == 0:
+            columns = [
+                torch.stack([operator.unpack_columns(side[p], p) for p in range(batch)])
+                for side in (found.g, found.g_before)
+            ]
+        out.append(AveragedPotentials(rows[0], columns[0], rows[1], columns[1]))
+    return out
+
+
+def combined(dual: list[AveragedPotentials], settings: LossSettings) -> tuple[Tensor, Tensor]:
+    """The potentials that GeomLoss returns: those of the cross problem minus those of the self problems."""
+    cross = dual[0]
+    return (cross.f - dual[1].f, cross.g - dual[2].f) if settings.debias else (cross.f, cross.g)
+
+
+def _schedule_value(measures: Measures, dual: list[AveragedPotentials], settings: LossSettings) -> Tensor:
+    """GeomLoss's value of potentials: ``<a, f - f_aa> + <b, g - g_bb>``, with a reach bent by ``e^{-f/rho}``.
+
+    Source: Feydy et al. (2019), equation 8; Sejourne et al. (2019), proposition 12.
+    """
+    epsilon, rho = settings.epsilon, settings.rho
+    if rho is None:
+        f, g = combined(dual, settings)
+        return (measures.a * f).sum(1) + (measures.b * g).sum(1)
+    total = torch.zeros_like(measures.a[:, 0])
+    selves = (dual[1].f, dual[2].f) if settings.debias else (0.0 * dual[0].f, 0.0 * dual[0].g)
+    for weights, cross, own in ((measures.a, dual[0].f, selves[0]), (measures.b, dual[0].g, selves[1])):
+        total = total + (weights * ((-own / rho).exp() - (-cross / rho).exp())).sum(1)
+    return (rho + epsilon / 2) * total
+
+
+def _mass_terms(measures: Measures, settings: LossSettings) -> Tensor:
+    """What GeomLoss's value holds beyond ``OT(a, b)``, less half the self terms: zero where all masses are one."""
+    m, k = measures.a.sum(1), measures.b.sum(1)
+    return settings.epsilon * ((m - k).square() / 2 if settings.debias else (m + k) / 2 - m * k)
+
+
+def _point_gradients(
+    measures: Measures, dual: list[AveragedPotentials], settings: LossSettings, wanted: tuple[bool, bool]
+) -> list[Tensor | None]:
+    """``sum_j P_ij (x_i - y_j) - sum_k P^aa_ik (x_i - x_k)`` and the same for ``y``, float64."""
+    present = _with_absent(measures)
+    out: list[Tensor | None] = [torch.zeros_like(t, dtype=torch.float64) if w else None
+                                for t, w in zip((measures.x, measures.y), wanted, strict=True)]  # fmt: skip
+    for k in range(len(measures.x)):
+        x, y = PointCloud(present.x[k], present.a[k]), PointCloud(present.y[k], present.b[k])
+        # own and other are separate clouds even where they are one: the two potentials of its plan differ
+        terms = [(0, x, y, dual[0].f[k], dual[0].g_before[k], 1.0), (1, y, x, dual[0].g[k], dual[0].f_before[k], 1.0)]
+        if settings.debias:
+            terms += [(0, x, x, dual[1].f[k], dual[1].f_before[k], -1.0),
+                      (1, y, y, dual[2].f[k], dual[2].f_before[k], -1.0)]  # fmt: skip
+        for side, own, other, f, g, sign in terms:
+            target = out[side]
+            if target is not None:
+                target[k] += sign * _pull(own, other, f, g, settings)
+    return out
+
+
+def _pull(own: PointCloud, other: PointCloud, f: Tensor, g: Tensor, settings: LossSettings) -> Tensor:
+    """``(n, d)``: ``sum_j P_ij (x_i - y_j)``."""
+    cost = DotProductCost.build([own, other], feature_weight=0.5)
+    operator = make_operator(cost, [(0, 1)], epsilon=settings.epsilon, memory="streamed", precision=settings.precision)
+    moved, _ = operator.apply_plan(0, f, g, settings.epsilon, v=cost.centred(1, own.points.dtype))
+    assert moved is not None
+    mass = own.weights if settings.rho is None else own.weights * (-f / settings.rho).exp()
+    return mass[:, None] * cost.centred(0, torch.float64) - moved
+
+
+def _weight_gradients(dual: list[AveragedPotentials], settings: LossSettings) -> list[Tensor]:
+    """Derivatives of the value by ``a`` and ``b``, ``(B, n)`` and ``(B, m)``.
+
+    The potentials of :func:`combined`; with a reach ``(rho + eps) (e^{-f_aa/rho} - e^{-f/rho})``.
+    """
+    epsilon, rho = settings.epsilon, settings.rho
+    if rho is None:
+        return list(combined(dual, settings))
+    cross = [(rho + epsilon) * (-side / rho).exp() for side in (dual[0].f, dual[0].g)]
+    if settings.debias:
+        return [(rho + epsilon) * (-own.f / rho).exp() - c for own, c in zip(dual[1:], cross, strict=True)]
+    return [rho + epsilon / 2 - c for c in cross]
