@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,13 +92,14 @@ class LabeledDataset:
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.num_classes)).encode())
         for tensor in (self.x, self.y, self.weights):
             if tensor is not None:
-                digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy())
+                digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> LabeledDataset:
         """The same data on ``device``."""
-        move = {name: getattr(self, name) for name in ("x", "y", "weights", "ids")}
-        return replace(self, **{k: None if v is None else v.to(device) for k, v in move.items()})
+        held = {name: getattr(self, name) for name in ("x", "y", "weights", "ids")}
+        moved: dict[str, Any] = {name: None if value is None else value.to(device) for name, value in held.items()}
+        return replace(self, **moved)
 
     def subset(self, index: Tensor | Sequence[int]) -> LabeledDataset:
         """The rows ``index``; classes left without a sample are dropped and ids renumbered, names kept with them."""
