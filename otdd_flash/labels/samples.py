@@ -64,9 +64,12 @@ class ClassSample:
         """``(r, d)`` factor ``F`` of the covariance ``S = F^T F``, with ``r = min(n_c, features that vary)``.
 
         Few samples: the centred rows times ``sqrt(w)`` themselves. Many: the triangle of their QR decomposition, block
-        by block, which unlike a square root of ``S`` never squares the data and so keeps every digit.
+        by block, which unlike a square root of ``S`` never squares the data and so keeps every digit. On a GPU, where
+        such a decomposition is slow, the eigenvectors of ``S`` times the roots of its eigenvalues.
         """
         varies = self._varying_features()
+        if self.x.device.type != "cpu" and self.n > len(varies):
+            return self._eigen_factor(varies)
         triangle = torch.zeros(0, len(varies), dtype=torch.float64, device=self.x.device)
         for rows, weights in self._blocks():
             centred = (rows - self.mean)[:, varies] * weights.sqrt()[:, None]
@@ -75,6 +78,17 @@ class ClassSample:
                 triangle = torch.linalg.qr(triangle, mode="r").R
         out = torch.zeros(triangle.shape[0], self.x.shape[1], dtype=torch.float64, device=self.x.device)
         out[:, varies] = triangle
+        return out
+
+    def _eigen_factor(self, varies: Tensor) -> Tensor:
+        """``(r, d)`` factor from the eigendecomposition of the covariance of the features that vary."""
+        covariance = torch.zeros(len(varies), len(varies), dtype=torch.float64, device=self.x.device)
+        for rows, weights in self._blocks():
+            centred = (rows - self.mean)[:, varies] * weights.sqrt()[:, None]
+            covariance += centred.T @ centred
+        values, vectors = torch.linalg.eigh(covariance)
+        out = torch.zeros(len(varies), self.x.shape[1], dtype=torch.float64, device=self.x.device)
+        out[:, varies] = vectors.T * values.clamp_min(0).sqrt()[:, None]
         return out
 
     def _varying_features(self) -> Tensor:

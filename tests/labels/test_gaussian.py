@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash import from_arrays, load
-from otdd_flash.labels import gaussian, label_distances
+from otdd_flash.labels import class_samples, gaussian, label_distances
 
 
 def rng(seed: int) -> torch.Generator:
@@ -165,11 +165,24 @@ def test_batches_of_pairs_do_not_change_the_norms(monkeypatch: pytest.MonkeyPatc
             assert float(whole[i, j]) == pytest.approx(float(torch.linalg.svdvals(p @ q.T).sum()), rel=1e-12)
 
 
-def test_eigenvalue_form_equals_singular_values() -> None:
-    matrices = torch.randn(3, 5, 8, generator=rng(18), dtype=torch.float64)
-    matrices[1, 3:] = 0  # rank-deficient
+def test_polar_form_equals_singular_values() -> None:
+    """What GPUs use, on random, rank-deficient and badly scaled matrices."""
+    matrices = torch.randn(4, 30, 40, generator=rng(18), dtype=torch.float64)
+    matrices[1, 12:] = 0
+    matrices[2] *= torch.logspace(0, -9, 30, dtype=torch.float64)[:, None]
+    matrices[3] = 0
     expected = torch.linalg.svdvals(matrices).sum(1)
-    assert torch.allclose(gaussian._eigenvalue_nuclear_norm(matrices), expected, rtol=1e-7)
+    torch.testing.assert_close(gaussian._polar_nuclear_norm(matrices), expected, rtol=1e-8, atol=1e-12)
+    single = gaussian._polar_nuclear_norm(matrices.float()).double()
+    torch.testing.assert_close(single, expected, rtol=2e-5, atol=1e-12)
+
+
+def test_eigen_factor_gives_the_covariance() -> None:
+    x = torch.rand(90, 12, generator=rng(19), dtype=torch.float64)
+    x[:, 3] = 0.5
+    (sample,) = class_samples(from_arrays(x, torch.zeros(90, dtype=torch.int64)))
+    factor = sample._eigen_factor(sample._varying_features())
+    torch.testing.assert_close(factor.T @ factor, sample.factor.T @ sample.factor, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.data
