@@ -20,6 +20,7 @@ _EXPORTS = {
     "load": "otdd_flash.data",
     "dataset_distance": "otdd_flash.distance",
     "DistanceResult": "otdd_flash.distance",
+    "MicrosoftConvention": "otdd_flash.conventions",
     "SamplesLoss": "otdd_flash.samples_loss",
     "sinkhorn_divergence": "otdd_flash.sinkhorn",
     "NotConvergedError": "otdd_flash.errors",

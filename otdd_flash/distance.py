@@ -16,6 +16,7 @@ from torch import Tensor
 
 import otdd_flash
 from otdd_flash.augment import augment
+from otdd_flash.conventions import MicrosoftConvention
 from otdd_flash.cost import DotProductCost
 from otdd_flash.labels import LabelDistances, LabelSinkhorn, label_distances
 from otdd_flash.ops import Backend, Memory, Precision
@@ -34,6 +35,12 @@ log = logging.getLogger("otdd_flash")
 
 LabelDistance = Literal["gaussian", "gaussian_diag", "means", "sinkhorn"] | LabelDistances | Tensor | Callable | None
 SMALL_SAMPLE = 1000
+# Options that a convention decides itself, and its own name for each.
+_DECIDED = {
+    "epsilon": "entreg", "relative_epsilon": "entreg", "feature_weight": "lambda_x", "label_weight": "lambda_y",
+    "label_distance": "inner", "label_epsilon": "inner_entreg", "debiased": None, "reach": None, "reach_x": None,
+    "reach_y": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class DistanceOptions:
         strict: raise instead of warn when the result is not converged.
         progress: show a progress bar on stderr.
         cache_dir: folder that keeps label-distance tables by content key.
+        convention: ``"microsoft"`` or a :class:`~otdd_flash.conventions.MicrosoftConvention` with its settings: solve
+            the problem that microsoft/otdd poses, and carry its number, which is not converged, beside the converged.
     """
 
     epsilon: float | None = None
@@ -91,6 +100,7 @@ class DistanceOptions:
     strict: bool = False
     progress: bool = False
     cache_dir: str | None = None
+    convention: MicrosoftConvention | Literal["microsoft"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "relative_epsilon", "label_epsilon", "reach", "reach_x", "reach_y"):
@@ -99,6 +109,8 @@ class DistanceOptions:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if self.reach is not None and (self.reach_x is not None or self.reach_y is not None):
             raise ValueError("give reach or reach_x, reach_y, not both")
+        if not (self.convention in (None, "microsoft") or isinstance(self.convention, MicrosoftConvention)):
+            raise ValueError(f"convention must be 'microsoft' or a MicrosoftConvention, got {self.convention!r}")
 
     @property
     def reaches(self) -> tuple[float | None, float | None]:
@@ -124,6 +136,8 @@ class DistanceResult:
 
     ``value`` is the squared divergence in units of the cost, ``root`` its square root; ``dual`` and ``primal`` are
     the two values whose ``gap`` bounds what more iterations could change, ``error`` adds what the precision rounds.
+    Under a ``convention``, ``conventional`` holds the number of the other tool and says that it is not converged;
+    ``value`` is the converged one of the same problem.
     """
 
     value: float
@@ -158,6 +172,7 @@ class DistanceResult:
     seconds: dict[str, float]
     peak_memory: int
     certificates: tuple[dict[str, Any], ...]
+    conventional: dict[str, Any] | None
     versions: dict[str, str]
     notes: tuple[str, ...]
     label_distances: LabelDistances | None = field(repr=False)
@@ -215,6 +230,7 @@ def dataset_distance(
     _reset_peak(source.x.device)
     clock = {"load": 0.0}
     start = time.perf_counter()
+    convention, options = _under_convention(source, target, options)
     with progress_bar("labels", enabled=options.progress) as progress:
         labels = _labels(source, target, options, progress)
     cost = augment(source, target, labels, feature_weight=options.feature_weight, label_weight=options.label_weight)
@@ -228,8 +244,36 @@ def dataset_distance(
         found = _guarded(cost, epsilon, options, progress)
     clock["solve"] = time.perf_counter() - start
     result = _result(source, target, options, labels, found, mean_cost, clock)
+    if convention is not None:
+        theirs = convention.value(cost, source, target, options.execution())
+        result = replace(result, conventional=convention.record(theirs, found.value))
     report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
     return result
+
+
+def _under_convention(
+    source: LabeledDataset, target: LabeledDataset, options: DistanceOptions
+) -> tuple[MicrosoftConvention | None, DistanceOptions]:
+    """The convention and the options that state its problem in this library's terms.
+
+    Raises:
+        ValueError: an option that the convention decides itself.
+    """
+    if options.convention is None:
+        return None, options
+    convention = MicrosoftConvention() if options.convention == "microsoft" else options.convention
+    assert isinstance(convention, MicrosoftConvention)
+    defaults = DistanceOptions()
+    for name, theirs in _DECIDED.items():
+        given = getattr(options, name)
+        if given is not getattr(defaults, name) and given != getattr(defaults, name):
+            instead = f"give MicrosoftConvention({theirs}=...)" if theirs else "it has no such option"
+            raise ValueError(f"{name}={given!r} does not go with convention='microsoft': {instead}")
+    tables = convention.tables(source, target, options.execution())
+    return convention, replace(
+        options, epsilon=convention.entreg, feature_weight=convention.lambda_x / 2,
+        label_weight=convention.lambda_y / 2, label_distance=tables,
+    )  # fmt: skip
 
 
 def describe_size(source: LabeledDataset, target: LabeledDataset, memory: str) -> str:
@@ -348,7 +392,7 @@ def _result(
         names=(source.name, target.name), seed=options.seed, tol=options.tol,
         feature_weight=options.feature_weight, label_weight=options.label_weight,
         label_method="none" if labels is None else labels.method, seconds=clock,
-        peak_memory=_peak(source.x.device), certificates=found.certificates, versions=_versions(),
+        peak_memory=_peak(source.x.device), certificates=found.certificates, conventional=None, versions=_versions(),
         notes=tuple(notes), label_distances=labels, divergence=found,
     )  # fmt: skip
 
