@@ -16,11 +16,11 @@ from otdd_flash.kernels.primitives import add_labels, score_tile, stored_tile
 
 @triton.jit(
     do_not_specialize=[
-        "row_base", "col_base", "row_end", "col_blocks", "split_blocks", "classes", "half", "pitch", "kind",
+        "row_base", "col_base", "row_end", "col_blocks", "split_blocks", "classes", "main", "half", "pitch", "kind",
     ]
 )  # fmt: skip
 def _apply_plan_kernel(
-    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale, u, v, values, out,
+    rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale, u, v, values, out,
     row_base, col_base, row_end, col_blocks, split_blocks, values_pitch, out_pitch, out_split, pitch, kind,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, STORED: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
@@ -38,7 +38,8 @@ def _apply_plan_kernel(
             score = stored_tile(tiles, row, col, pitch.to(tl.int64), kind, BLOCK_M, BLOCK_N, STORED) * scale
         else:
             dots = score_tile(
-                rows, cols, row_base + row, col_base + col, width, half, MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K
+                rows, cols, row_base + row, col_base + col, width, main, half, MODE, TMA,
+                BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             score = dots.to(tl.float32) * scale
             if LABELS:

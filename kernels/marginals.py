@@ -22,10 +22,10 @@ from otdd_flash.kernels.primitives import (
     add_further_classes,
     class_column,
     class_range,
+    count_steps,
     load_rows,
     multiply,
     split_step,
-    sweeps,
     zero_tile,
 )
 
@@ -61,9 +61,9 @@ def _lane_sums(plan, DEFER: tl.constexpr, WARPS: tl.constexpr, BLOCK_M: tl.const
         return tl.sum(plan, 0)
 
 
-@triton.jit(do_not_specialize=["classes", "half"])
+@triton.jit(do_not_specialize=["classes", "main", "half"])
 def _marginals_kernel(
-    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale, exponent, jobs, partial,
+    rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale, exponent, jobs, partial,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, DEFER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -114,8 +114,7 @@ def _marginals_kernel(
                 below = sums + _lane_sums(plan, DEFER, WARPS, BLOCK_M, BLOCK_N)
                 sums = tl.where(symmetric & (row >= col), sums, below)
         else:
-            steps = tl.cdiv(width, BLOCK_K)
-            per_tile = sweeps(MODE) * steps
+            per_tile = count_steps(width, main, MODE, BLOCK_K)
             step = -1
             row = (row_first - 1) * BLOCK_M
             acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
@@ -124,7 +123,7 @@ def _marginals_kernel(
                 step = tl.where(step == per_tile - 1, 0, step + 1)
                 row = tl.where(step == 0, row + BLOCK_M, row)
                 row_at = row_base + row
-                k, row_shift, col_shift = split_step(step, steps, half, MODE, BLOCK_K)
+                k, row_shift, col_shift = split_step(step, main, half, MODE, BLOCK_K)
                 x = load_rows(rows, row_at + row_shift, k, width, TMA, BLOCK_M, BLOCK_K)
                 y = load_rows(cols, col_at + col_shift, k, width, TMA, BLOCK_N, BLOCK_K)
                 acc = multiply(x, y.T, acc, MODE)

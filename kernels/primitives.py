@@ -4,8 +4,9 @@
 
 Both sides come from the same row-major operand: ``width`` columns padded to the K step, spare rows at the end, so no
 load is masked; what lies outside a cloud is switched off by potentials of ``-inf``. ``fp16x3`` keeps the low halves
-``half`` rows below the high ones and runs three sweeps of the K loop, ``lo hi + hi lo + hi hi``: the small terms first,
-because the tensor core truncates a running sum.
+``half`` rows below the high ones and runs three sweeps of the K loop over the first ``main`` columns, ``lo hi + hi lo +
+hi hi``: the small terms first, because the tensor core truncates a running sum. A short rest of the features stands
+behind ``main`` as ``[lo, hi, hi]`` in the high rows and ``[hi, lo, hi]`` in the low ones: one step for all three terms.
 """
 
 import triton
@@ -23,21 +24,22 @@ def load_rows(source, row, k, width, TMA: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 
 @triton.jit
-def sweeps(MODE: tl.constexpr):
-    """How often the K loop runs over the operand."""
+def count_steps(width, main, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """K steps of a tile."""
     if MODE == "fp16x3":
-        return 3
+        return (2 * main + width) // BLOCK_K
     else:
-        return 1
+        return tl.cdiv(width, BLOCK_K)
 
 
 @triton.jit
-def split_step(step, steps, half, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
+def split_step(step, main, half, MODE: tl.constexpr, BLOCK_K: tl.constexpr):
     """First operand column of K step ``step``, and the row shifts to the halves that it multiplies."""
     if MODE == "fp16x3":
-        first, second = step < steps, step < 2 * steps
-        k = (step - tl.where(first, 0, tl.where(second, steps, 2 * steps))) * BLOCK_K
-        return k, tl.where(first, half, 0), tl.where(second & (step >= steps), half, 0)
+        k = step * BLOCK_K
+        sweep = (k >= main).to(tl.int32) + (k >= 2 * main).to(tl.int32)
+        rest = k >= 3 * main
+        return k - sweep * main, tl.where(sweep == 0, half, 0), tl.where((sweep == 1) | rest, half, 0)
     else:
         return step * BLOCK_K, 0, 0
 
@@ -66,14 +68,13 @@ def zero_tile(MODE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def score_tile(
-    rows, cols, row, col, width, half,
+    rows, cols, row, col, width, main, half,
     MODE: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """``(BLOCK_M, BLOCK_N)`` dot products of operand rows from ``row`` and from ``col``."""
     acc = zero_tile(MODE, BLOCK_M, BLOCK_N)
-    steps = tl.cdiv(width, BLOCK_K)
-    for step in range(0, sweeps(MODE) * steps):
-        k, row_shift, col_shift = split_step(step, steps, half, MODE, BLOCK_K)
+    for step in range(0, count_steps(width, main, MODE, BLOCK_K)):
+        k, row_shift, col_shift = split_step(step, main, half, MODE, BLOCK_K)
         x = load_rows(rows, row + row_shift, k, width, TMA, BLOCK_M, BLOCK_K)
         y = load_rows(cols, col + col_shift, k, width, TMA, BLOCK_N, BLOCK_K)
         acc = multiply(x, y.T, acc, MODE)

@@ -14,7 +14,7 @@ from otdd_flash.kernels.primitives import add_labels, score_tile
 
 @triton.jit(do_not_specialize=["classes"])
 def _scores_kernel(
-    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale, jobs,
+    rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale, jobs,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def _scores_kernel(
         for row_block in range(row_first, stop):
             row = row_block * BLOCK_M
             dots = score_tile(
-                rows, cols, row_base + row, col_base + col, width, half,
+                rows, cols, row_base + row, col_base + col, width, main, half,
                 MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             score = dots.to(tl.float32) * scale

@@ -15,9 +15,9 @@ from otdd_flash.kernels.primitives import add_labels, score_tile, stored_tile
 SOFTMIN_FIELDS = 16
 
 
-@triton.jit(do_not_specialize=["classes", "half"])
+@triton.jit(do_not_specialize=["classes", "main", "half"])
 def _softmin_kernel(
-    rows, cols, tiles, labels, table, width, half, classes, scale, table_scale,
+    rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale,
     exponent, jobs, peak, total,
     MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, STORED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FIELDS: tl.constexpr,
@@ -41,7 +41,8 @@ def _softmin_kernel(
             score = stored_tile(tiles, row, col, pitch, kind, BLOCK_M, BLOCK_N, STORED) * scale
         else:
             dots = score_tile(
-                rows, cols, row_base + row, col_base + col, width, half, MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K
+                rows, cols, row_base + row, col_base + col, width, main, half, MODE, TMA,
+                BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             score = dots.to(tl.float32) * scale
             if LABELS:

@@ -26,7 +26,7 @@ _SCALARS = {
     "out_split": "i32",
 }
 _OPERANDS = {"int8": "i8", "fp16": "fp16", "fp16x3": "fp16", "tf32": "fp32", "fp32": "fp32"}
-_ALIGNED = ("width", "values_pitch", "out_pitch", "out_split")
+_ALIGNED = ("width", "main", "values_pitch", "out_pitch", "out_split")
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,8 @@ class FusedOperator:
             for block in (config.block_m, config.block_n)
         )
         return ScoreSource(
-            rows, cols, packed.width, packed.half, slope if stored else scale, packed.labels, packed.table, -slope,
-            self._tiles,
+            rows, cols, packed.width, packed.main, packed.half, slope if stored else scale, packed.labels,
+            packed.table, -slope, self._tiles,
         )  # fmt: skip
 
     def _descriptor(self, block: int, block_k: int) -> object:
@@ -274,9 +274,9 @@ class FusedOperator:
 
             operand = (
                 self.packed.operand
-            )  # the copy engine fills what lies behind the features with zeros: less to read
+            )  # the copy engine fills what lies behind the used columns with zeros: less to read
             self._descriptors[block, block_k] = TensorDescriptor(
-                operand, [len(operand), self.packed.features], list(operand.stride()), [block, block_k]
+                operand, [len(operand), self.packed.used], list(operand.stride()), [block, block_k]
             )
         return self._descriptors[block, block_k]
 

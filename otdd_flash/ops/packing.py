@@ -42,6 +42,16 @@ class PackedClouds:
     order: tuple[Tensor | None, ...]  # packed position -> row of the cloud, None for the identity
 
     @property
+    def main(self) -> int:
+        """Columns before the packed rest; see :func:`_rest`."""
+        return self.features - _rest(self.mode, self.features) if _rest(self.mode, self.features) else self.width
+
+    @property
+    def used(self) -> int:
+        """Columns that hold anything."""
+        return self.features + 2 * _rest(self.mode, self.features)
+
+    @property
     def half(self) -> int:
         """Operand rows from a high half to its low half."""
         return self.alpha.shape[0]
@@ -136,6 +146,22 @@ def _rounded(z: Tensor, mode: str) -> tuple[Tensor, Tensor | None, Tensor]:
     return hi, lo, (kept * (kept + 2.0 * lo.to(torch.float64))).sum(1)
 
 
+def _rest(mode: str, features: int) -> int:
+    """Features behind the last whole K step whose three products fit one more step; 0 where they do not or need not."""
+    rest = features % WIDTH_MULTIPLE
+    return rest if mode == "fp16x3" and features > WIDTH_MULTIPLE and 3 * rest <= WIDTH_MULTIPLE else 0
+
+
+def _write_halves(high: Tensor, low: Tensor, hi: Tensor, lo: Tensor, rest: int) -> None:
+    """Write the two halves ``hi, lo (rows, d)`` into operand rows ``high, low (rows, width)``."""
+    d = hi.shape[1]
+    main = d - rest
+    high[:, :main], low[:, :main] = hi[:, :main], lo[:, :main]
+    if rest:
+        high[:, main : main + 3 * rest] = torch.cat([lo[:, main:], hi[:, main:], hi[:, main:]], 1)
+        low[:, main : main + 3 * rest] = torch.cat([hi[:, main:], lo[:, main:], hi[:, main:]], 1)
+
+
 def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -> PackedClouds:
     """Allocate and write the operand block by block."""
     d, device = cost.clouds[0].points.shape[1], cost.device
@@ -143,8 +169,7 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     total = sum(sizes) + SPARE_ROWS
     width = -(-d // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    halves = 2 if mode == "fp16x3" else 1
-    operand = torch.zeros(halves * total, width, dtype=_DTYPES[mode], device=device)
+    operand = torch.zeros((2 if mode == "fp16x3" else 1) * total, width, dtype=_DTYPES[mode], device=device)
     alpha = torch.zeros(total, dtype=torch.float64, device=device)
     labels = None if cost.table is None else torch.zeros(total, dtype=torch.int32, device=device)
     scale = 2.0 * cost.feature_weight / unit**2
@@ -166,9 +191,11 @@ def _fill(cost: DotProductCost, mode: str, unit: float, offset: Tensor | None) -
             else:
                 z = (z if cost.center is None else z - cost.center) * unit
             high, low, norms = _rounded(z, mode)
-            operand[start + s : start + e, :d] = high
-            if low is not None:
-                operand[total + start + s : total + start + e, :d] = low
+            if low is None:
+                operand[start + s : start + e, :d] = high
+            else:
+                high_rows, low_rows = (operand[first + s : first + e] for first in (start, total + start))
+                _write_halves(high_rows, low_rows, high, low, _rest(mode, d))
             alpha[start + s : start + e] = norms * (scale / 2)
     table = None if cost.table is None else cost.table.to(device=device, dtype=torch.float32).contiguous()
     return PackedClouds(mode, operand, d, width, scale, alpha, labels, table, tuple(offsets), tuple(order))

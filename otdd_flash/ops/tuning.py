@@ -128,9 +128,13 @@ def apply_config(mode: str, columns: int, arch: int, *, stored: int = 0) -> Kern
     block_w = 16 if columns <= 16 else 64 if columns <= 64 else 128
     if arch == 0:
         return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored, block_w=min(block_w, 32))
-    block_k, tma = (16, False) if mode == "fp32" else (32, _has_tma(arch) and not stored)
-    block_n, warps = (64, 4) if block_w < 128 else (32, 8)
-    return KernelConfig(mode, 64, block_n, block_k, warps, 2, tma=tma, stored=stored, block_w=block_w)
+    if mode == "fp32" or not (stored or _has_tma(arch)):
+        return KernelConfig(mode, 64, 64, 16 if mode == "fp32" else 32, 4, 2, stored=stored, block_w=min(block_w, 64))
+    if stored:
+        shape = (128, 64, 32, 8, 1) if block_w == 128 else (64, 64, 32, 4, 2)
+        return KernelConfig(mode, *shape, stored=stored, block_w=block_w)
+    block_k = {"int8": 128, "tf32": 32}.get(mode, 64)
+    return KernelConfig(mode, 128, 64, block_k, 8, 2, tma=True, block_w=block_w)
 
 
 def caching_pays(mode: str, width: int) -> bool:

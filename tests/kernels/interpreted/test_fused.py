@@ -97,6 +97,11 @@ def test_marginals_on_odd_shapes(n, m, d, memory):
     check_marginals(op, *rest, EXACT)
 
 
+@pytest.mark.parametrize("d", [63, 80, 85, 86, 128, 129])
+def test_every_way_to_place_the_last_features_of_two_halves(d):
+    check_marginals(*build(make_cost([33, 20], d, 0), [(0, 1), (1, 1)], precision="fp16x3", memory="streamed"), EXACT)
+
+
 @pytest.mark.parametrize("classes", [1, 2, 60])
 def test_tiles_of_many_classes(classes):
     check_marginals(*build(make_cost([70, 50], 4, classes), [(0, 1), (1, 0), (0, 0)], precision="fp16x3"), EXACT)
