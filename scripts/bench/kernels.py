@@ -7,6 +7,7 @@ python scripts/bench/kernels.py --report          # registers, spills, shared me
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import json
 import statistics
@@ -166,6 +167,85 @@ def time_all(report, deterministic=True):
         torch.cuda.empty_cache()
 
 
+def images(folder, name, device):
+    """The 60,000 training images of ``name`` (idx .gz under ``folder``) in [0, 1], and their labels."""
+    raw = []
+    for part, skip in (("images-idx3", 16), ("labels-idx1", 8)):
+        with gzip.open(folder / name / f"train-{part}-ubyte.gz") as file:
+            raw.append(torch.frombuffer(bytearray(file.read()[skip:]), dtype=torch.uint8).to(device))
+    return raw[0].view(-1, 784).float() / 255, raw[1].to(torch.int64)
+
+
+def time_images(folder, report):
+    """MNIST against Fashion-MNIST, all of both: one debiased iteration in each mode, with a label table."""
+    sets = [images(folder, name, "cuda") for name in ("mnist", "fashion-mnist")]
+    weights = torch.full((60000,), 1 / 60000, dtype=torch.float64, device="cuda")
+    table = torch.rand(20, 20, dtype=torch.float64, device="cuda") * 50
+    for classes in (0, 20):
+        clouds = [PointCloud(x, weights, y + 10 * k if classes else None) for k, (x, y) in enumerate(sets)]
+        cost = DotProductCost.build(clouds, table=(table + table.T) / 2 if classes else None)
+        eps = 0.01 * cost.mean(0, 1)
+        for mode, memory in (("int8", "streamed"), ("fp16", "streamed"), ("fp16x3", "streamed"), ("int8", "cached")):
+            torch.cuda.reset_peak_memory_stats()
+            op = FusedOperator.build(cost, [(0, 1), (0, 0), (1, 1)], epsilon=eps, precision=mode, memory=memory)
+            f, g = op.softmin(torch.zeros_like(op.b), eps, side="rows"), torch.zeros_like(op.b)
+            row = {"data": "MNIST x Fashion-MNIST", "mode": mode, "memory": memory, "classes": classes}
+            row.update(median_ms(partial(op.marginals, f, g, eps)), bytes=op.info.bytes)
+            row["softmin_ms"] = median_ms(partial(op.softmin, g, eps, side="rows"), 3)["ms"]
+            points = sets[1][0].double()
+            f0, g0 = op.unpack_rows(f[0], 0), op.unpack_columns(g[0], 0)
+            row["apply_plan_784_ms"] = median_ms(partial(op.apply_plan, 0, f0, g0, eps, v=points), 2)["ms"]
+            row["apply_plan_1_ms"] = median_ms(partial(op.apply_plan, 0, f0, g0, eps, v=points[:, :1]), 2)["ms"]
+            row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
+            report.append(row)
+            print(json.dumps(row), flush=True)
+            del op
+            torch.cuda.empty_cache()
+
+
+def time_limits(report):
+    """Widths without a cliff, a million points, the cost of a fixed order, and bitwise equal repeats."""
+    for d in (64, 110, 112, 128, 129, 256, 784, 1000, 1024, 1025):
+        cost = make_cost([10000, 10000], d, 0, "cuda", zero_weight=False)
+        eps = 0.05 * cost.mean(0, 1)
+        row = {"n": 10000, "d": d}
+        for mode in ("int8", "fp16", "fp16x3"):
+            op = FusedOperator.build(cost, [(0, 1)], epsilon=eps, precision=mode, memory="streamed")
+            f, g = torch.zeros_like(op.a), torch.full_like(op.b, cost.mean(0, 1))
+            row[mode] = median_ms(partial(op.marginals, f, g, eps), 5)["ms"]
+        report.append(row)
+        print(json.dumps(row), flush=True)
+    cost = make_cost([20000, 15000], 784, 20, "cuda")
+    eps = 0.05 * cost.mean(0, 1)
+    for mode, memory in (("int8", "streamed"), ("fp16x3", "streamed"), ("int8", "cached")):
+        times, sums = {}, []
+        for fixed in (True, False):
+            op = FusedOperator.build(
+                cost, [(0, 1), (0, 0), (1, 1)], epsilon=eps, precision=mode, memory=memory, deterministic=fixed
+            )
+            f, g = torch.zeros_like(op.a), torch.full_like(op.b, cost.mean(0, 1))
+            times[fixed] = median_ms(partial(op.marginals, f, g, eps), 7)["ms"]
+            sums.append([torch.cat([t.flatten() for t in op.marginals(f, g, eps)]) for _ in range(5)])
+        equal = [all(torch.equal(run[0], again) for again in run) for run in sums]
+        row = {"mode": mode, "memory": memory, "fixed_ms": times[True], "atomic_ms": times[False]}
+        row.update(fixed_bitwise_equal=equal[0], atomic_bitwise_equal=equal[1])
+        report.append(row)
+        print(json.dumps(row), flush=True)
+        del op
+    torch.cuda.empty_cache()
+    for n in (250_000, 1_000_000):
+        cost = make_cost([n, n], 64, 0, "cuda", zero_weight=False, grid=False)
+        torch.cuda.reset_peak_memory_stats()
+        eps = 0.05 * cost.mean(0, 1)
+        op = FusedOperator.build(cost, [(0, 1)], epsilon=eps, precision="fp16", memory="streamed")
+        f, g = torch.zeros_like(op.a), torch.full_like(op.b, cost.mean(0, 1))
+        row = {"n": n, "d": 64, "mode": "fp16", "cross_ms": median_ms(partial(op.marginals, f, g, eps), 3)["ms"]}
+        row["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
+        report.append(row)
+        print(json.dumps(row), flush=True)
+        del op, cost, f, g
+
+
 def resource_report():
     """Registers, spills and shared memory of every kernel at the table's configuration."""
     from otdd_flash.ops.compile_report import cases, compile_case
@@ -184,7 +264,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--limits", action="store_true")
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--images", type=Path, help="folder with mnist/ and fashion-mnist/ idx .gz files to time on")
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -196,6 +278,10 @@ def main() -> int:
         good = check(args.modes, rows)
     if args.time and good:
         time_all(rows)
+    if args.limits and good:
+        time_limits(rows)
+    if args.images and good:
+        time_images(args.images, rows)
     if args.output:
         about = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
         args.output.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
