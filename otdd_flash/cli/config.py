@@ -26,16 +26,53 @@ class DatasetConfig:
     """Draw at most so many samples; null takes all."""
     data_root: str | None = None
     """Folder to look in first; null for $OTDD_DATA and the usual places."""
+    path: str | None = None
+    """File, folder or hub name (csv, parquet, npz, imagefolder, hf)."""
+    label: str | None = None
+    """Column of the labels (csv, parquet, hf)."""
+    features: Any = None
+    """Columns of numbers, or the one column of arrays (csv, parquet, hf)."""
+    text: str | None = None
+    """Column of texts (csv, parquet, hf)."""
+    image: str | None = None
+    """Column of pictures (parquet, hf)."""
+    weights: str | None = None
+    """Column of weights (csv, parquet)."""
+    image_shape: list[int] | None = None
+    """[h, w], [c, h, w] or [h, w, c] where rows are flattened pictures (csv, parquet, npz)."""
+    resize: list[int] | None = None
+    """[h, w] to bring pictures to."""
+    min_class_size: int | None = None
+    """Drop smaller classes, with a warning and a count."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the set, as {label: species}."""
+    """Further arguments of the set: +source.options.subset=letters (emnist), x, y (npz), config (hf)."""
 
 
 @dataclass
 class FeaturesConfig:
-    """What the feature part of the ground cost is."""
+    """What the feature part of the ground cost is; all but weight as :class:`otdd_flash.data.features.Features`."""
 
     weight: float = 1.0
     """Factor of the squared Euclidean distance between features."""
+    embedder: Any = "raw"
+    """raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, sentence-transformers[:<model or folder>], or
+    a list of those, applied in turn."""
+    target_embedder: Any = None
+    """For the target alone; null for the same on both sides."""
+    picture_size: list[int] | None = None
+    """[h, w] at which picture models see their pictures; null for each model's own size."""
+    scaling: str = "none"
+    """none, standardize (zero mean and unit deviation a column) or l2 (unit rows: the cosine cost)."""
+    fit_on: str = "source"
+    """Side that pca and standardize are fitted on: source, target or both."""
+    mean: Any = None
+    """Constants of standardize instead of a fit: a number, or a list of one a channel or one a feature."""
+    std: Any = None
+    """The same."""
+    batch_size: int = 256
+    """Samples a batch of the embedder."""
+    cache: str | None = "default"
+    """Folder of embeddings; default is $OTDD_CACHE/features or ~/.cache/otdd_flash/features, null stores none."""
 
 
 @dataclass
@@ -79,6 +116,22 @@ class SolverConfig:
 
 
 @dataclass
+class ConventionConfig:
+    """Whose number is given beside the converged one; the keys but ``name`` are microsoft/otdd's arguments."""
+
+    name: str | None = None
+    """microsoft, or null for this library's number alone."""
+    entreg: float = 0.1
+    """Epsilon, in units of the halved cost."""
+    lambda_x: float = 1.0
+    lambda_y: float = 1.0
+    inner: str = "gaussian"
+    """Class-to-class distance: gaussian, gaussian_diag, means or exact."""
+    inner_entreg: float = 0.1
+    inner_debiased: bool = False
+
+
+@dataclass
 class OutputConfig:
     """How results are given."""
 
@@ -97,11 +150,14 @@ class DistanceConfig:
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     labels: LabelsConfig = field(default_factory=LabelsConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
+    convention: ConventionConfig = field(default_factory=ConventionConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     max_samples: int | None = None
     """For both sides, unless a side has its own."""
     data_root: str | None = None
     """For both sides, unless a side has its own."""
+    resize: list[int] | None = None
+    """[h, w] of pictures, for both sides, unless a side has its own."""
     device: str | None = None
     """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
     seed: int = 0

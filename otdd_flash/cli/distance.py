@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otdd_flash.cli.config import DatasetConfig, DistanceConfig
+from otdd_flash.cli.config import ConventionConfig, DatasetConfig, DistanceConfig
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
+    from otdd_flash.conventions import MicrosoftConvention
     from otdd_flash.distance import DistanceResult
 
 log = logging.getLogger("otdd")
@@ -86,13 +87,27 @@ def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
         "seed": config.seed,
         "cache_dir": config.cache_dir,
         "progress": sys.stderr.isatty() if config.progress is None else config.progress,
+        "convention": convention(config.convention),
     }
+
+
+def convention(config: ConventionConfig) -> MicrosoftConvention | None:
+    """The convention asked for by name, with its settings."""
+    if config.name is None:
+        return None
+    if config.name != "microsoft":
+        raise ValueError(f"convention.name must be microsoft or null, got {config.name!r}")
+    from otdd_flash.conventions import MicrosoftConvention
+
+    return MicrosoftConvention(**{key: value for key, value in asdict(config).items() if key != "name"})
 
 
 def table_rows(result: DistanceResult) -> list[Row]:
     """The table on stdout: the number, its certificate, what was compared, how and at what cost."""
+    theirs = result.conventional
+    kind = "converged value of the same problem" if theirs else "squared distance"
     rows = [
-        ("value", f"{result.value:.6g}  (squared distance{', debiased' if result.debiased else ''})"),
+        ("value", f"{result.value:.6g}  ({kind}{', debiased' if result.debiased else ''})"),
         ("root", f"{result.root:.6g}"),
         ("converged", "yes" if result.converged else "NO: do not use this number"),
         ("marginal error", f"{result.marginal_error:.2e}  (tol {result.tol:.0e})"),
@@ -106,6 +121,10 @@ def table_rows(result: DistanceResult) -> list[Row]:
         ("time", ", ".join(f"{part} {format_seconds(seconds)}" for part, seconds in result.seconds.items())),
         ("peak memory", format_bytes(result.peak_memory)),
     ]
+    if theirs:
+        text = f"{theirs['value']:.6g}  (NOT converged: {abs(theirs['off_by']):.2%} "
+        text += f"{'below' if theirs['off_by'] < 0 else 'above'} the value; convention {theirs['name']})"
+        rows.insert(0, (f"{theirs['name']} value", text))
     if result.notes:
         rows.append(("notes", "\n".join(dict.fromkeys(result.notes))))
     return rows

@@ -175,3 +175,28 @@ def test_yaml_defaults_are_the_schemas(otdd: Command, override: str, schema: typ
     shown = otdd("distance", "--cfg", "job", "--package", group, override).out
     values = OmegaConf.to_container(OmegaConf.create(shown))
     assert values.get(group, values) == vars(schema())
+
+
+def test_convention_microsoft_prints_both_numbers(otdd: Command) -> None:
+    outcome = otdd("distance", *IRIS, "convention=microsoft", "convention.inner=means", "output=json")
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    a, b = (otdd_flash.load("iris", classes=classes) for classes in ([0, 1], [2]))
+    expected = otdd_flash.dataset_distance(a, b, convention=otdd_flash.MicrosoftConvention(inner="means"))
+    assert record["conventional"]["value"] == pytest.approx(expected.conventional["value"], rel=1e-9)
+    assert record["conventional"]["converged"] is False
+    table = otdd("distance", *IRIS, "convention=microsoft", "convention.inner=means").out
+    (theirs,) = (line for line in table.splitlines() if line.startswith("microsoft value"))
+    assert "NOT converged" in theirs
+    assert f"{record['conventional']['value']:.6g}" in theirs
+    (ours,) = (line for line in table.splitlines() if line.startswith("value"))
+    assert f"{record['value']:.6g}  (converged value of the same problem" in ours
+    refused = otdd("distance", *IRIS, "convention=microsoft", "solver.epsilon=1")
+    assert refused.code != 0
+    assert "entreg" in refused.err
+
+
+def test_reach_reaches_the_solver(otdd: Command) -> None:
+    record = json.loads(otdd("distance", *IRIS, "solver.reach=0.5", "output=json").out)
+    assert (record["reach_x"], record["reach_y"]) == (0.5, 0.5)
+    assert record["certificates"][0]["mass"] < 0.9
