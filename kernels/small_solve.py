@@ -1,4 +1,4 @@
-"""Many small symmetric positive definite systems ``A x = b``, one program each, by Gauss-Jordan elimination in registers.
+"""Many small positive definite systems ``A x = b``, one program each, by Gauss-Jordan elimination in registers.
 
     for every k:  row_k /= A_kk;  row_i -= A_ik row_k  (i != k)
 

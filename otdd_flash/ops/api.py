@@ -42,8 +42,8 @@ def make_operator(
         raise ValueError(f"backend must be auto, torch or triton, got {backend!r}")
     if memory not in ("auto", "streamed", "cached"):
         raise ValueError(f"memory must be auto, streamed or cached, got {memory!r}")
-    if backend == "triton" or (backend == "auto" and cost.device.type == "cuda" and _triton_missing() is None):
-        reason = _triton_missing()
+    if backend == "triton" or (backend == "auto" and cost.device.type == "cuda" and triton_missing() is None):
+        reason = triton_missing()
         if reason is not None:
             raise BackendUnavailableError(f"backend='triton' was asked for but {reason}; use backend='torch'")
         from otdd_flash.ops.fused import FusedOperator
@@ -64,7 +64,7 @@ def make_operator(
     )
 
 
-def _triton_missing() -> str | None:
+def triton_missing() -> str | None:
     """Why Triton cannot run here, or ``None``. The interpreter (``TRITON_INTERPRET=1``) runs without a GPU."""
     import os
 

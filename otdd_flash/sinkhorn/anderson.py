@@ -14,7 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MEMORY = 8
+from otdd_flash.ops.linear import solve_small
+
+MEMORY = 8  # a power of two: the GPU solver's size
 _SYMMETRIC_MIXING = 2.0 / 3.0
 _REGULARISATION = 1e-10  # of the Gram matrix, relative to its largest diagonal entry
 _GROWTH = 4.0  # times the best error so far that makes a problem forget its history
@@ -37,10 +39,10 @@ class Anderson:
         self.mixing = torch.where(symmetric, _SYMMETRIC_MIXING, 1.0).to(a)
         shape = (batch, MEMORY, self.root.shape[1])
         self.moves, self.changes = a.new_zeros(shape), a.new_zeros(shape)
-        self.last: tuple[Tensor, Tensor] | None = None
+        self.slot = torch.zeros(1, dtype=torch.int64, device=a.device)  # where the next difference goes
+        self.last = torch.zeros_like(self.root), torch.zeros_like(self.root)
         self.best = a.new_full((batch, 1), torch.inf)
         self.plain = a.new_full((batch, 1), 1.0)  # plain steps still to take; the first one starts the history
-        self.slot = 0
 
     def step(
         self,
@@ -52,6 +54,8 @@ class Anderson:
         eps: float,
     ) -> tuple[Tensor, Tensor]:
         """The next move of ``(f, g)`` in epsilons.
+
+        All state is updated in place: a step can be recorded into a CUDA graph.
 
         Args:
             f: ``(B, N)`` first potentials.
@@ -68,30 +72,29 @@ class Anderson:
         longest = accelerated.abs().amax(1, keepdim=True)
         sane = longest <= 1.0 + _LONGEST * residual.abs().amax(1, keepdim=True)  # False for NaN as well
         chosen = torch.where((self.plain <= 0) & sane, accelerated, torch.cat(plain, 1))
-        self.plain = self.plain - 1
+        self.plain.sub_(1)
         return chosen[:, : self.n], chosen[:, self.n :]
 
     def _remember(self, z: Tensor, residual: Tensor) -> None:
-        if self.last is not None:
-            self.moves[:, self.slot] = z - self.last[0]
-            self.changes[:, self.slot] = residual - self.last[1]
-            self.slot = (self.slot + 1) % MEMORY
-        self.last = (z, residual)
+        for history, last, now in zip((self.moves, self.changes), self.last, (z, residual), strict=True):
+            history.index_copy_(1, self.slot, (now - last)[:, None])
+            last.copy_(now)
+        self.slot.add_(1).remainder_(MEMORY)
 
     def _guard(self, error: Tensor) -> None:
         grown = ~(error <= _GROWTH * self.best)
-        self.plain = torch.where(grown & (self.plain <= 0), float(_PLAIN_STEPS), self.plain)
-        keep = (self.plain <= 0).to(self.moves)[..., None]
-        self.moves, self.changes = self.moves * keep, self.changes * keep
-        self.best = torch.where(grown, error, torch.minimum(self.best, error))
+        self.plain.copy_(torch.where(grown & (self.plain <= 0), float(_PLAIN_STEPS), self.plain))
+        forget = (self.plain > 0)[..., None]
+        self.moves.masked_fill_(forget, 0.0)
+        self.changes.masked_fill_(forget, 0.0)
+        self.best.copy_(torch.where(grown, error, torch.minimum(self.best, error)))
 
     def _combine(self, residual: Tensor) -> Tensor:
         weighted = self.changes * self.root[:, None]
         gram = weighted @ weighted.mT
         diagonal = gram.diagonal(dim1=1, dim2=2)
         ridge = _REGULARISATION * diagonal.amax(1, keepdim=True) + (diagonal == 0)  # an empty slot takes no part
-        gram = gram + torch.diag_embed(ridge)
         right = weighted @ (self.root * residual)[..., None]
-        alpha, _ = torch.linalg.solve_ex(gram, right)
+        alpha = solve_small(gram + torch.diag_embed(ridge), right[..., 0])[:, None]
         theta = self.mixing
-        return theta * residual - (alpha.mT @ (self.moves + theta[..., None] * self.changes))[:, 0]
+        return theta * residual - (alpha @ self.moves + theta[..., None] * (alpha @ self.changes))[:, 0]

