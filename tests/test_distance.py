@@ -264,13 +264,23 @@ def test_explicit_triton_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatc
 
 def test_misspelt_and_misplaced_arguments() -> None:
     a = blobs(20, 2, 3, 0)
-    with pytest.raises(TypeError, match="no argument epsilom"):
+    with pytest.raises(TypeError, match=r"no argument epsilom"):
         otdd.dataset_distance(a, a, epsilom=1.0)
-    with pytest.raises(TypeError, match="target must be a LabeledDataset, got ndarray.*from_arrays"):
+    with pytest.raises(TypeError, match=r"target must be a LabeledDataset, got ndarray.*from_arrays"):
         otdd.dataset_distance(a, np.zeros((3, 2)))
     for name, value in (("epsilon", -1.0), ("relative_epsilon", 0.0), ("tol", -1.0), ("label_weight", -2.0)):
         with pytest.raises(ValueError, match=name):
             otdd.dataset_distance(a, blobs(20, 2, 3, 1), **{name: value})
+
+
+def test_large_features_keep_the_default_precision() -> None:
+    """C31: features x 30, n = 512, d = 784: within 1e-4 of float64, the mode recorded."""
+    x = 30 * torch.randn(2, 512, 784, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    sets = [otdd.from_arrays(z + 3 * s, torch.arange(512) % 4) for s, z in enumerate(x)]
+    exact = otdd.dataset_distance(*sets, label_distance="means", precision="fp64", tol=1e-7)
+    got = otdd.dataset_distance(*sets, label_distance="means", tol=1e-5)
+    assert got.precision == got.to_dict()["precision"] == "fp32"
+    assert got.value == pytest.approx(exact.value, rel=1e-4)
 
 
 def test_far_from_the_origin() -> None:
