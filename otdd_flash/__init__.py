@@ -23,6 +23,9 @@ _EXPORTS = {
     "MicrosoftConvention": "otdd_flash.conventions",
     "SamplesLoss": "otdd_flash.samples_loss",
     "sinkhorn_divergence": "otdd_flash.sinkhorn",
+    "differentiable_divergence": "otdd_flash.sinkhorn.autograd",
+    "LabelTerm": "otdd_flash.sinkhorn.autograd",
+    "SinkhornHessian": "otdd_flash.sinkhorn.hessian",
     "NotConvergedError": "otdd_flash.errors",
     "NotConvergedWarning": "otdd_flash.errors",
 }
