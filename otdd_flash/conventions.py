@@ -33,6 +33,12 @@ from otdd_flash.types import LabeledDataset
 Inner = Literal["gaussian", "gaussian_diag", "means", "exact"]
 INNER = ("gaussian", "gaussian_diag", "means", "exact")
 _SCALING = 0.5
+# Options of dataset_distance that the convention decides, and its own name for each.
+_DECIDED = {
+    "epsilon": "entreg", "relative_epsilon": "entreg", "feature_weight": "lambda_x", "label_weight": "lambda_y",
+    "label_distance": "inner", "label_epsilon": "inner_entreg", "debiased": None, "reach": None, "reach_x": None,
+    "reach_y": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,19 @@ class MicrosoftConvention:
                 cost, self.inner_entreg, _diameter(*points), execution, debiased=self.inner_debiased
             )
         return table
+
+
+def refuse_decided(options: Any, defaults: Any) -> None:
+    """Refuse options of a distance that were given although the convention decides them.
+
+    Raises:
+        ValueError: the first such option.
+    """
+    for name, theirs in _DECIDED.items():
+        given, default = getattr(options, name), getattr(defaults, name)
+        if given is not default and given != default:
+            instead = f"give MicrosoftConvention({theirs}=...)" if theirs else "it has no such option"
+            raise ValueError(f"{name}={given!r} does not go with convention='microsoft': {instead}")
 
 
 class _UnbiasedSample(ClassSample):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import otdd_flash
 from otdd_flash.augment import augment
-from otdd_flash.conventions import MicrosoftConvention
+from otdd_flash.conventions import MicrosoftConvention, refuse_decided
 from otdd_flash.cost import DotProductCost
 from otdd_flash.labels import LabelDistances, LabelSinkhorn, label_distances
 from otdd_flash.ops import Backend, Memory, Precision
@@ -35,12 +35,6 @@ log = logging.getLogger("otdd_flash")
 
 LabelDistance = Literal["gaussian", "gaussian_diag", "means", "sinkhorn"] | LabelDistances | Tensor | Callable | None
 SMALL_SAMPLE = 1000
-# Options that a convention decides itself, and its own name for each.
-_DECIDED = {
-    "epsilon": "entreg", "relative_epsilon": "entreg", "feature_weight": "lambda_x", "label_weight": "lambda_y",
-    "label_distance": "inner", "label_epsilon": "inner_entreg", "debiased": None, "reach": None, "reach_x": None,
-    "reach_y": None,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,7 +239,9 @@ def dataset_distance(
     clock["solve"] = time.perf_counter() - start
     result = _result(source, target, options, labels, found, mean_cost, clock)
     if convention is not None:
+        start = time.perf_counter()
         theirs = convention.value(cost, source, target, options.execution())
+        clock["convention"] = time.perf_counter() - start
         result = replace(result, conventional=convention.record(theirs, found.value))
     report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
     return result
@@ -263,12 +259,7 @@ def _under_convention(
         return None, options
     convention = MicrosoftConvention() if options.convention == "microsoft" else options.convention
     assert isinstance(convention, MicrosoftConvention)
-    defaults = DistanceOptions()
-    for name, theirs in _DECIDED.items():
-        given = getattr(options, name)
-        if given is not getattr(defaults, name) and given != getattr(defaults, name):
-            instead = f"give MicrosoftConvention({theirs}=...)" if theirs else "it has no such option"
-            raise ValueError(f"{name}={given!r} does not go with convention='microsoft': {instead}")
+    refuse_decided(options, DistanceOptions())
     tables = convention.tables(source, target, options.execution())
     return convention, replace(
         options, epsilon=convention.entreg, feature_weight=convention.lambda_x / 2,
