@@ -23,6 +23,7 @@ def _exponents_kernel(f, g, alpha, log_weight, out, size_f, size, slope_hi, slop
     weight = tl.load(log_weight + at, mask=inside, other=0.0)
     moved = left + right - shift  # float64; a scalar argument travels as float32, so the slope comes in two
     value = moved * slope_hi + moved * slope_lo + weight
+    value = tl.where(weight == -float("inf"), -float("inf"), value)  # whatever the potential is there
     tl.store(out + at, value.to(tl.float32), mask=inside)
 
 

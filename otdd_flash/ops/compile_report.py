@@ -43,21 +43,24 @@ class Resources:
 
 
 def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tuple[str, KernelConfig, dict[str, Any]]]:
-    """``(kernel, configuration, constants)`` of every kernel and mode as the table chooses them for ``arch``."""
+    """``(kernel, configuration, constants)`` of every kernel and mode as the table chooses them for ``arch``.
+
+    Kernels that read stored scores have no mode; they come with ``fp32``.
+    """
     for mode in modes:
-        for features in (64, 784):
-            for labels in (False, True):
-                config = tuning.streamed_config(mode, features, arch)
-                yield "marginals", config, {"LABELS": labels}
+        stored = tuning.stored_config(mode, arch)
+        for config in dict.fromkeys(tuning.streamed_config(mode, features, arch) for features in (64, 128, 256, 784)):
+            yield "marginals", config, {"LABELS": True}
         yield "softmin", tuning.softmin_config(mode, arch), {"LABELS": True}
-        yield "scores", tuning.fill_config(tuning.stored_config(mode, arch), arch), {"LABELS": True}
+        yield "scores", tuning.fill_config(stored, arch), {"LABELS": True}
         for columns in (16, 784):
             yield "apply_plan", tuning.apply_config(mode, columns, arch), {"LABELS": True}
-    stored = tuning.stored_config("fp32", arch)
-    yield "stored_marginals", stored, {}
-    yield "softmin", tuning.softmin_config("int8", arch, stored=stored.block_n), {"LABELS": False}
-    for columns in (16, 784):
-        yield "apply_plan", tuning.apply_config("int8", columns, arch, stored=stored.block_n), {"LABELS": False}
+        if mode != "fp32":
+            continue
+        yield "stored_marginals", stored, {}
+        yield "softmin", tuning.softmin_config(mode, arch, stored=stored.block_n), {"LABELS": False}
+        for columns in (16, 784):
+            yield "apply_plan", tuning.apply_config(mode, columns, arch, stored=stored.block_n), {"LABELS": False}
 
 
 def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], arch: int) -> Resources:

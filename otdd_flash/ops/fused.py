@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -111,6 +112,11 @@ class FusedOperator:
         del epsilon
         if not problems:
             raise ValueError("problems must hold at least one pair of clouds, got none")
+        if cost.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                f"backend='triton' needs the clouds on a CUDA device, got {cost.device}; move them there or use "
+                "backend='torch'"
+            )
         packed = pack(cost, precision)
         budget = _free_bytes(cost.device) if memory_budget is None else memory_budget
         need = 4 * _tile_elements(cost, problems, tuning.stored_config(packed.mode, tuning.architecture(cost.device)))
@@ -129,15 +135,18 @@ class FusedOperator:
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
         _, slope = self._slopes(epsilon)
+        out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
+        rows = self.a.numel()
+        sums = out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
+        if active is not None and not active.any():
+            return sums
         exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
         jobs = self._job_list(active)
         self._partial.zero_()
-        out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
         kernel = marginals if self._tiles is None else stored_marginals
         kernel(self._source(self._config, epsilon), self._exponent, jobs.jobs, self._partial, config=self._config)
         ordered_sum(self._partial, jobs.sums, out, block=self._config.block_n)
-        rows = self.a.numel()
-        return out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
+        return sums
 
     def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
         """Safe half step of all problems; see :class:`otdd_flash.ops.base.PlanOperator`."""
