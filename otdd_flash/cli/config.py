@@ -40,7 +40,7 @@ class DatasetConfig:
     """Column of weights (csv, parquet)."""
     image_shape: list[int] | None = None
     """[h, w], [c, h, w] or [h, w, c] where rows are flattened pictures (csv, parquet, npz)."""
-    resize: list[int] | None = None
+    resize: Any = None  # OmegaConf cannot interpolate a typed list
     """[h, w] to bring pictures to."""
     min_class_size: int | None = None
     """Drop smaller classes, with a warning and a count."""
@@ -55,8 +55,8 @@ class FeaturesConfig:
     weight: float = 1.0
     """Factor of the squared Euclidean distance between features."""
     embedder: Any = "raw"
-    """raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, sentence-transformers[:<model or folder>], or
-    a list of those, applied in turn."""
+    """raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, sentence-transformers[:<model or folder>],
+    or a list of those, applied in turn."""
     target_embedder: Any = None
     """For the target alone; null for the same on both sides."""
     picture_size: list[int] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from dataclasses import asdict, replace
@@ -10,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otdd_flash.cli.config import ConventionConfig, DatasetConfig, DistanceConfig
+from otdd_flash.cli.config import ConventionConfig, DistanceConfig
+from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
-from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
     from otdd_flash.conventions import MicrosoftConvention
     from otdd_flash.distance import DistanceResult
-
-log = logging.getLogger("otdd")
 
 
 def run(config: DistanceConfig, job: Job) -> None:
@@ -33,12 +30,17 @@ def run(config: DistanceConfig, job: Job) -> None:
     from otdd_flash.distance import dataset_distance
 
     start = time.perf_counter()
-    source, target = (load_side(side, config.seed) for side in (config.source, config.target))
+    arguments = solver_arguments(config)
+    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
     load_seconds = time.perf_counter() - start
-    result = dataset_distance(source, target, **solver_arguments(config))
-    result = replace(result, seconds={**result.seconds, "load": load_seconds})
-    record = {"task": "distance", **result.to_dict(), "config": asdict(config)}
-    rows = table_rows(result)
+    start = time.perf_counter()
+    features = make_features(config.features, arguments["device"], arguments["progress"])
+    source, target, done = features.apply(*loaded)
+    clock = {"load": load_seconds, "features": time.perf_counter() - start}
+    result = dataset_distance(source, target, **arguments)
+    result = replace(result, seconds={**clock, **result.seconds, "load": load_seconds})
+    record = {"task": "distance", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
+    rows = table_rows(result, features_row(done))
     if config.output.files:
         write_json(record, job.folder / "result.json")
         if result.label_distances is not None:
@@ -51,28 +53,6 @@ def run(config: DistanceConfig, job: Job) -> None:
             f"marginal error {result.marginal_error:.2e} is above tol {result.tol:.2e} after "
             f"{result.iterations} iterations; raise solver.max_iterations or solver.epsilon"
         )
-
-
-def load_side(side: DatasetConfig, seed: int) -> LabeledDataset:
-    """The data set that one side of the config describes.
-
-    Raises:
-        ValueError: a set of texts.
-    """
-    from otdd_flash.data import load
-
-    given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
-    dataset = load(side.name, seed=seed, **given, **side.options)
-    log.info("%r", dataset)
-    if not isinstance(dataset, LabeledDataset):
-        raise ValueError(f"{side.name} holds texts: embed them first, from Python (otdd_flash.data.features)")
-    return dataset
-
-
-def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
-    """What a side is, in few words: its name, and split and classes where the config chooses them."""
-    classes = None if side.classes is None else "classes " + ",".join(map(str, side.classes))
-    return " ".join(part for part in (dataset.name, side.split, classes) if part)
 
 
 def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
@@ -102,8 +82,9 @@ def convention(config: ConventionConfig) -> MicrosoftConvention | None:
     return MicrosoftConvention(**{key: value for key, value in asdict(config).items() if key != "name"})
 
 
-def table_rows(result: DistanceResult) -> list[Row]:
+def table_rows(result: DistanceResult, features: str | None = None) -> list[Row]:
     """The table on stdout: the number, its certificate, what was compared, how and at what cost."""
+    embedded = [] if features is None else [("features", features)]
     theirs = result.conventional
     kind = "converged value of the same problem" if theirs else "squared distance"
     rows = [
@@ -115,6 +96,7 @@ def table_rows(result: DistanceResult) -> list[Row]:
         ("epsilon", f"{result.epsilon:.6g}  ({result.relative_epsilon:.3g} of the mean cost)"),
         ("classes", " x ".join(str(len(counts)) for counts in result.class_counts)),
         ("n x m", f"{result.n} x {result.m}"),
+        *embedded,
         ("label distance", result.label_method),
         ("precision", result.precision),
         ("backend", f"{result.backend}, {result.memory}, {result.device}"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ from torch import Tensor
 
 from otdd_flash.data.matrix import LEVELS, NOTE_16_BIT, Matrix, as_tensor, channels_first, picture_matrix, to_matrix
 from otdd_flash.data.text import Texts
+from otdd_flash.types import LabeledDataset
 
 _GREY_WITH_ALPHA = ("LA", "La")
 _COLOUR_WITH_ALPHA = ("RGBA", "RGBa", "PA")
 _NOTE_ALPHA = "alpha dropped: pictures with an alpha channel"
+_RESIZED_AT_ONCE = 4096
 
 
 def stack(items: Iterable[Any], resize: Sequence[int] | None = None) -> Matrix:
@@ -60,6 +64,45 @@ def gather(items: Iterable[Any], resize: Sequence[int] | None = None) -> Matrix 
     if all(isinstance(item, str) for item in items):
         return Texts(items)
     return stack(items, resize)
+
+
+def resize_pictures(dataset: LabeledDataset, resize: Sequence[int]) -> LabeledDataset:
+    """The data set with its pictures brought to ``(h, w)``, as :func:`stack` brings single ones.
+
+    Raises:
+        ValueError: a data set that holds no pictures, or another form of size.
+    """
+    height, width = picture_size(resize)
+    shape = dataset.image_shape
+    if shape is None:
+        raise ValueError(f"resize is for pictures, {dataset.name} has {dataset.d} features that are none")
+    if tuple(shape[-2:]) == (height, width):
+        return dataset
+    pictures = dataset.x.reshape(dataset.n, -1, *shape[-2:])
+    grid = dataset.levels == LEVELS
+    parts = []
+    for part in pictures.split(_RESIZED_AT_ONCE):
+        resized = _interpolate((part * LEVELS).round() if grid else part, (height, width))
+        parts.append(resized.round().clamp(0, LEVELS).div(LEVELS) if grid else resized)
+    note = f"pictures resized from {shape[-2]} x {shape[-1]} to {height} x {width}"
+    return replace(
+        dataset,
+        x=torch.cat(parts).reshape(dataset.n, -1),
+        image_shape=(*shape[:-2], height, width),
+        notes=(*dataset.notes, note),
+    )
+
+
+def picture_size(resize: Any) -> tuple[int, int]:
+    """``(h, w)`` as two positive integers.
+
+    Raises:
+        ValueError: anything else.
+    """
+    size = tuple(resize) if isinstance(resize, Sequence) and not isinstance(resize, str) else ()
+    if len(size) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in size):
+        raise ValueError(f"resize must be (h, w), two positive integers, got {resize!r}")
+    return int(size[0]), int(size[1])
 
 
 def decode(item: Any) -> tuple[Tensor, tuple[str, ...]]:
@@ -128,7 +171,7 @@ def _unit(picture: Tensor) -> Tensor:
 def _same_size(pictures: list[Tensor], resize: Sequence[int] | None) -> list[Tensor]:
     """All pictures of one shape: resized when asked, else refused where they differ."""
     if resize is not None:
-        size = (int(resize[0]), int(resize[1]))
+        size = picture_size(resize)
         pictures = [picture if tuple(picture.shape[1:]) == size else _resize(picture, size) for picture in pictures]
     shapes = [tuple(picture.shape) for picture in pictures]
     other = next((row for row, shape in enumerate(shapes) if shape != shapes[0]), None)
@@ -142,10 +185,13 @@ def _same_size(pictures: list[Tensor], resize: Sequence[int] | None) -> list[Ten
 
 def _resize(picture: Tensor, size: tuple[int, int]) -> Tensor:
     """Bilinear resizing with antialiasing; 8-bit pictures stay 8-bit."""
-    resized = torch.nn.functional.interpolate(
-        _real(picture).unsqueeze(0), size=size, mode="bilinear", antialias=True, align_corners=False
-    )[0]
+    resized = _interpolate(_real(picture).unsqueeze(0), size)[0]
     return resized.round().clamp(0, LEVELS).to(torch.uint8) if picture.dtype == torch.uint8 else resized
+
+
+def _interpolate(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Float pictures ``(n, c, h, w)`` at another size."""
+    return torch.nn.functional.interpolate(pictures, size=size, mode="bilinear", antialias=True, align_corners=False)
 
 
 def _real(picture: Tensor) -> Tensor:

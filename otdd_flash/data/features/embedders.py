@@ -81,8 +81,6 @@ class Pca(Embedder):
 
     stored = False
 
-    stored = False
-
     def __init__(self, n_components: int, mean: Tensor | None = None, components: Tensor | None = None) -> None:
         if n_components < 1:
             raise ValueError(f"n_components must be at least 1, got {n_components}")
@@ -132,12 +130,14 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     """Embedders of a short name, a model, a callable, or a sequence of those, applied in turn.
 
     Names: ``raw`` (none), ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model or
-    folder>``.
+    folder>``; and two that a package from PyPI brings, with no other download: ``sentence-transformers``
+    (all-MiniLM-L6-v2) and ``efficientnet-lite0``.
 
     Raises:
         ValueError: a name that is none of these.
     """
     from otdd_flash.data.features.modules import ModuleEmbedder, timm_embedder, torchvision_embedder
+    from otdd_flash.data.features.packaged import efficientnet_lite0_embedder, minilm_embedder
     from otdd_flash.data.features.sentences import SentenceEmbedder
 
     if spec is None or spec == "raw":
@@ -156,10 +156,16 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
         "timm": timm_embedder,
         "sentence-transformers": SentenceEmbedder,
     }
+    packaged: dict[str, Callable[[], Embedder]] = {
+        "sentence-transformers": minilm_embedder,
+        "efficientnet-lite0": efficientnet_lite0_embedder,
+    }
+    if spec in packaged:
+        return [packaged[spec]()]
     if kind not in makers or not rest:
         raise ValueError(
-            f"embedder={spec!r} is not known: raw, pca:<k>, torchvision:<model>, timm:<model>, "
-            "sentence-transformers:<model or folder>, a torch module or a callable"
+            f"embedder={spec!r} is not known: raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, "
+            "sentence-transformers[:<model or folder>], a torch module or a callable"
         )
     return [makers[kind](rest)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,17 @@ class ModuleEmbedder(Embedder):
             module.to(origin)
             for part, training in modes.items():
                 part.training = training
+
+    def at_size(self, size: tuple[int, int]) -> ModuleEmbedder:
+        """The model on pictures of ``(h, w)`` instead of its own size: fewer pixels cost less and tell less.
+
+        Raises:
+            ValueError: an embedder without :class:`PicturePreprocess`.
+        """
+        if not isinstance(self.preprocess, PicturePreprocess):
+            raise ValueError(f"picture_size={size} is for models with a PicturePreprocess, {self.name} has none")
+        preprocess, name = replace(self.preprocess, size=size), f"{self.name} at {size[0]} x {size[1]}"
+        return ModuleEmbedder(self.module, preprocess=preprocess, name=name)
 
     def _outputs(self, batch: Tensor) -> Tensor:
         """Vectors of one batch."""

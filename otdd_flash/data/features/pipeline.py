@@ -11,6 +11,7 @@ from torch import Tensor
 
 from otdd_flash.data.features import cache as store
 from otdd_flash.data.features.embedders import AnyDataset, Batching, Embedder, resolve_embedder
+from otdd_flash.data.features.modules import ModuleEmbedder
 from otdd_flash.data.features.scaling import ScalingName, Standardizer, unit_rows
 from otdd_flash.data.text import TextDataset
 from otdd_flash.types import LabeledDataset
@@ -61,8 +62,9 @@ class Features:
 
     Args:
         embedder: ``raw``, ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model>``, a
-            torch module, a callable, or several to be applied in turn.
+            torch module, a callable, or several to be applied in turn; see :func:`resolve_embedder`.
         target_embedder: for the target alone; default the same as for the source.
+        picture_size: ``(h, w)`` at which picture models see their pictures; ``None`` for each model's own size.
         scaling: ``none``; ``standardize`` (zero mean, unit deviation a column); ``l2`` (unit rows: the cosine cost).
         fit_on: side that ``pca`` and ``standardize`` are fitted on: ``source``, ``target``, or ``both`` with equal
             mass. A fit on one side makes the distance depend on which side is which.
@@ -75,6 +77,7 @@ class Features:
 
     embedder: Any = "raw"
     target_embedder: Any = None
+    picture_size: tuple[int, int] | None = None
     scaling: ScalingName = "none"
     fit_on: Literal["source", "target", "both"] = "source"
     mean: Any = None
@@ -99,13 +102,13 @@ class Features:
             ValueError: texts without a text embedder, widths that differ, features that are not finite.
         """
         record = FeatureRecord(scaling=self.scaling)
-        first = resolve_embedder(self.embedder)
-        second = first if self.target_embedder is None else resolve_embedder(self.target_embedder)
+        first = self._chain(self.embedder)
+        second = first if self.target_embedder is None else self._chain(self.target_embedder)
         a, b = self._embed_pair(source, target, first, second, record)
         if a.d != b.d:
             raise ValueError(
                 f"{a.name} has {a.d} features and {b.name} has {b.d}: use one embedder for both, or project "
-                "both to one width"
+                "both to one width (pictures: load them with resize=(h, w))"
             )
         if self.scaling == "standardize":
             scale = self._standardizer(a, b)
@@ -115,6 +118,20 @@ class Features:
             a, record.zero_rows["source"] = unit_rows(a)
             b, record.zero_rows["target"] = unit_rows(b)
         return a, b, record
+
+    def _chain(self, spec: Any) -> list[Embedder]:
+        """The embedders of one side; picture models among them at ``picture_size``.
+
+        Raises:
+            ValueError: a ``picture_size`` without a model that takes it.
+        """
+        chain = resolve_embedder(spec)
+        if self.picture_size is None:
+            return chain
+        models = [embedder for embedder in chain if isinstance(embedder, ModuleEmbedder)]
+        if not models:
+            raise ValueError(f"picture_size={self.picture_size} is for picture models, got embedder={spec!r}")
+        return [e.at_size(self.picture_size) if e is models[0] else e for e in chain]
 
     def _embed_pair(
         self,
@@ -202,8 +219,8 @@ def _with_numbers(dataset: AnyDataset) -> LabeledDataset:
     """The data set, or advice where it still holds texts."""
     if isinstance(dataset, TextDataset):
         raise ValueError(
-            f"{dataset.name} holds texts: give embedder='sentence-transformers:<model>' (extra 'text'), which makes "
-            "vectors of them"
+            f"{dataset.name} holds texts: give embedder='sentence-transformers' (extra 'text'; features=sentence on "
+            "the command line), which makes vectors of them"
         )
     return dataset
 

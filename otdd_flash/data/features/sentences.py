@@ -17,6 +17,7 @@ class SentenceEmbedder(Embedder):
 
     Args:
         model: name, folder, or a loaded ``SentenceTransformer``.
+        name: for records; default the last part of ``model``.
 
     Raises:
         FileNotFoundError: a model that is neither a folder nor cached and cannot be downloaded.
@@ -24,7 +25,7 @@ class SentenceEmbedder(Embedder):
 
     texts = True
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, name: str | None = None) -> None:
         if isinstance(model, str):
             library = optional_import("sentence_transformers", needed_for="text embedding", extra="text")
             try:
@@ -34,10 +35,10 @@ class SentenceEmbedder(Embedder):
                 raise FileNotFoundError(
                     f"the sentence model {model!r} is not cached and could not be downloaded ({reason}); give a folder"
                 ) from error
-            self.name = f"sentence-transformers:{model.rstrip('/').rpartition('/')[2]}"
+            self.name = name or f"sentence-transformers:{model.rstrip('/').rpartition('/')[2]}"
         else:
             loaded = model
-            self.name = f"sentence-transformers:{type(model).__name__}"
+            self.name = name or f"sentence-transformers:{type(model).__name__}"
         self.model = loaded
         self.key = content_key(loaded.state_dict().items(), repr(loaded), str(loaded.max_seq_length))
 

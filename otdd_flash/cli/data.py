@@ -1,0 +1,53 @@
+"""The data sets of a config: loaded, named in few words, and brought to comparable features."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from otdd_flash.cli.config import DatasetConfig, FeaturesConfig
+from otdd_flash.types import LabeledDataset
+
+if TYPE_CHECKING:
+    from otdd_flash.data import TextDataset
+    from otdd_flash.data.features import FeatureRecord, Features
+
+log = logging.getLogger("otdd")
+
+
+def load_side(side: DatasetConfig, seed: int) -> LabeledDataset | TextDataset:
+    """The data set that one side of the config describes."""
+    from otdd_flash.data import load
+
+    given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
+    dataset = load(side.name, seed=seed, **given, **side.options)
+    log.info("%r", dataset)
+    return dataset
+
+
+def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
+    """What a side is, in few words: its name, and split and classes where the config chooses them."""
+    classes = None if side.classes is None else "classes " + ",".join(map(str, side.classes))
+    return " ".join(part for part in (dataset.name, side.split, classes) if part)
+
+
+def make_features(config: FeaturesConfig, device: str, progress: bool) -> Features:
+    """What the config does to the features of both sides; ``weight`` belongs to the cost."""
+    from otdd_flash.data.features import Batching, Features
+
+    given = {key: value for key, value in asdict(config).items() if key not in ("weight", "batch_size")}
+    given["picture_size"] = None if config.picture_size is None else tuple(config.picture_size)
+    return Features(**given, batching=Batching(config.batch_size, device, progress))
+
+
+def features_row(record: FeatureRecord) -> str | None:
+    """What was done to the features, for the table; ``None`` for nothing."""
+    sides = [", ".join(record.embedders[side]) or "raw" for side in ("source", "target")]
+    kept = [side for side, cached in record.cached.items() if cached]
+    words = [] if sides == ["raw", "raw"] else [" and ".join(dict.fromkeys(sides))]
+    if record.scaling != "none":
+        words.append(f"scaling {record.scaling}")
+    if kept:
+        words.append(f"{' and '.join(kept)} from the cache")
+    return ", ".join(words) or None
