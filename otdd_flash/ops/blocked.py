@@ -229,7 +229,7 @@ class BlockedOperator:
         c = torch.zeros(g.shape, dtype=torch.float64, device=g.device)
         scratch = None
         for block in _live_blocks(group, live):
-            if self._keep_plan:
+            if self._keep_plan and block.cost is not None:
                 block.plan = torch.empty_like(block.cost) if block.plan is None else block.plan
                 plan = block.plan
             else:
