@@ -33,11 +33,10 @@ class Penalty:
 
     def step(self, potential: Tensor, weights: Tensor, marginal: Tensor, epsilon: float) -> Tensor:
         """Full Sinkhorn step of one potential in epsilons; zero where the weight is zero or the sum is lost."""
-        known = (weights > 0) & (marginal > 0) & marginal.isfinite()
-        step = torch.where(known, weights / marginal, 1.0).log()
-        if self.hard:
-            return step
-        return torch.where(known, self.damping(epsilon) * (step - potential * self.inverse), 0.0)
+        step = (weights / marginal).log_()
+        if not self.hard:
+            step = self.damping(epsilon) * (step - potential * self.inverse)
+        return step.nan_to_num_(0.0, 0.0, 0.0)
 
     def target(self, weights: Tensor, potential: Tensor) -> Tensor:
         """The marginal that the plan has at the solution, ``a e^{-f/rho}``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 import torch
 
@@ -37,8 +38,14 @@ class Recorder:
         self.graphs[key].replay()
 
 
+@lru_cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """One stream a device to record on: the matrix library keeps a workspace of 32 MiB for each it has seen."""
+    return torch.cuda.Stream(device)
+
+
 def _record(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin()

@@ -173,6 +173,7 @@ class _State:
             Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
             for side in (0, 1)
         )
+        self.no_row, self.no_column = self.a == 0, self.b == 0  # padding, and points without weight
         self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         self.error = torch.zeros_like(self.mass)
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
@@ -186,7 +187,7 @@ class _State:
 
     def anneal(self, epsilon: float) -> None:
         """One over-relaxed step of one side at an intermediate epsilon."""
-        self._evaluate(epsilon)
+        self._marginals(epsilon)
         f_step, g_step = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
         self.f.add_(f_step, alpha=epsilon)
         self.g.add_(g_step, alpha=epsilon)
@@ -248,14 +249,18 @@ class _State:
         )  # fmt: skip
 
     def _evaluate(self, epsilon: float, active: Tensor | None = None, live: Tensor | None = None) -> None:
-        """One pass: the marginals and the error of the (live) problems at the current potentials, in place."""
+        """The marginals and the error of the (live) problems at the current potentials, in place."""
+        self._marginals(epsilon, active, live)
+        self.error.copy_(self._marginal_error())
+
+    def _marginals(self, epsilon: float, active: Tensor | None = None, live: Tensor | None = None) -> None:
+        """One pass."""
         if not (self.rows.hard and self.columns.hard):
             self._shift()
         self.passes += active is None
         marginals = self.operator.marginals(self.f, self.g, epsilon, active)
         for kept, new in zip((self.r, self.c), marginals, strict=True):
             kept.copy_(new if live is None else torch.where(live, new, kept))
-        self.error.copy_(self._marginal_error())
 
     def _shift(self) -> None:
         """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
@@ -296,9 +301,9 @@ class _State:
         """
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
-        lost = ((self.a > 0) & ~(self.r > 0)).any(1) | ((self.b > 0) & ~(self.c > 0)).any(1)
-        error = ((self.r - a).abs().sum(1) + (self.c - b).abs().sum(1)) / self.mass
-        return torch.where(lost, torch.inf, error)
+        rows = torch.where((self.r > 0) | self.no_row, (self.r - a).abs(), torch.inf).sum(1)
+        columns = torch.where((self.c > 0) | self.no_column, (self.c - b).abs(), torch.inf).sum(1)
+        return (rows + columns) / self.mass
 
     def _values(self, epsilon: float) -> tuple[Tensor, Tensor]:
         """Dual and primal value of each problem at the current potentials (DESIGN: OT_eps with KL to ``a b^T``)."""
