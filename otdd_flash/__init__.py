@@ -20,6 +20,7 @@ _EXPORTS = {
     "load": "otdd_flash.data",
     "dataset_distance": "otdd_flash.distance",
     "DistanceResult": "otdd_flash.distance",
+    "differentiable_distance": "otdd_flash.differentiable",
     "MicrosoftConvention": "otdd_flash.conventions",
     "SamplesLoss": "otdd_flash.samples_loss",
     "sinkhorn_divergence": "otdd_flash.sinkhorn",

@@ -296,6 +296,8 @@ def _check_sides(source: LabeledDataset, target: LabeledDataset) -> None:
 
 
 def _place(side: LabeledDataset, options: DistanceOptions) -> LabeledDataset:
+    if side.x.requires_grad:  # the graph is the business of differentiable_distance
+        side = replace(side, x=side.x.detach())
     if options.max_samples is not None and side.n > options.max_samples:
         from otdd_flash.data import subsample
 

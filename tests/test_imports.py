@@ -23,6 +23,7 @@ LAYERS = [
     {"augment"},
     {"conventions"},
     {"distance", "samples_loss"},
+    {"differentiable"},
     {"pairwise", "flows", "selection"},
     {"report", "plots"},
     {"cli"},
