@@ -128,8 +128,8 @@ def apply_config(mode: str, columns: int, arch: int, *, stored: int = 0) -> Kern
     block_w = 16 if columns <= 16 else 64 if columns <= 64 else 128
     if arch == 0:
         return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored, block_w=min(block_w, 32))
-    if mode == "fp32" or not (stored or _has_tma(arch)):
-        return KernelConfig(mode, 64, 64, 16 if mode == "fp32" else 32, 4, 2, stored=stored, block_w=min(block_w, 64))
+    if mode == "fp32" or not _has_tma(arch):
+        return KernelConfig(mode, 64, 32, 16 if mode == "fp32" else 32, 4, 2, stored=stored, block_w=min(block_w, 64))
     if stored:
         shape = (128, 64, 32, 8, 1) if block_w == 128 else (64, 64, 32, 4, 2)
         return KernelConfig(mode, *shape, stored=stored, block_w=block_w)
