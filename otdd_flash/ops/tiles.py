@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,27 +120,26 @@ class TilePlan:
         else:
             slot_rows, slot_cols = rows, cols
         col_offset = offset + (rows * job_cols if self.deterministic else rows)
-        i, j = torch.meshgrid(torch.arange(job_rows), torch.arange(job_cols), indexing="ij")
-        i, j = i.reshape(-1), j.reshape(-1)
+        i, j = (grid.reshape(-1) for grid in np.indices((job_rows, job_cols)))
         row_blocks, col_blocks = ceil_div(extent.n, self.block_m), ceil_div(extent.m, self.block_n)
-        col_last = ((j + 1) * self.cols_per_job).clamp_max(col_blocks)
+        col_last = np.minimum((j + 1) * self.cols_per_job, col_blocks)
         if extent.symmetric:
             row_blocks = col_blocks * (self.block_n // self.block_m)
             used = i * self.rows_per_job * self.block_m < col_last * self.block_n
             i, j, col_last = i[used], j[used], col_last[used]
-        order = torch.argsort((j // _GROUP) * (job_rows * _GROUP) + i * _GROUP + j % _GROUP)
+        order = np.argsort((j // _GROUP) * (job_rows * _GROUP) + i * _GROUP + j % _GROUP)
         i, j, col_last = i[order], j[order], col_last[order]
-        out = torch.zeros(len(i), 16, dtype=torch.int64)
+        out = np.zeros((len(i), 16), dtype=np.int64)
         constant = {
             0: extent.row_base, 1: extent.col_base, 2: extent.u, 3: extent.v, 4: extent.row_base + extent.n,
             11: extent.tile, 12: row_blocks, 13: int(extent.symmetric),
         }  # fmt: skip
         for column, value in constant.items():
             out[:, column] = value
-        out[:, 5], out[:, 6] = i * self.rows_per_job, ((i + 1) * self.rows_per_job).clamp_max(row_blocks)
+        out[:, 5], out[:, 6] = i * self.rows_per_job, np.minimum((i + 1) * self.rows_per_job, row_blocks)
         out[:, 7], out[:, 8] = j * self.cols_per_job, col_last
         out[:, 9], out[:, 10] = offset + j * slot_rows, col_offset + i * slot_cols
-        return out
+        return torch.from_numpy(out)
 
     def _problem_sums(self, extent: Extent, offset: int) -> Tensor:
         """``(outputs, 8)`` rows: which slots make each block of ``block_n`` sums."""
@@ -147,8 +147,8 @@ class TilePlan:
         own = self.deterministic
         col_offset = offset + (rows * job_cols if own else rows)
         slot_rows, slot_cols = (rows, cols) if own else (0, 0)
-        row_out, col_out = (torch.zeros(size // self.block_n, 8, dtype=torch.int64) for size in (rows, cols))
-        at = torch.arange(len(row_out))
+        row_out, col_out = (np.zeros((size // self.block_n, 8), dtype=np.int64) for size in (rows, cols))
+        at = np.arange(len(row_out))
         row_out[:, 0], row_out[:, 1] = extent.r + at * self.block_n, -1
         row_out[:, 2], row_out[:, 3], row_out[:, 4] = offset + at * self.block_n, slot_rows, job_cols if own else 1
         if extent.symmetric:
@@ -159,9 +159,9 @@ class TilePlan:
             row_out[:, 4] = (job_cols - first) if own else 1
             row_out[:, 5], row_out[:, 6] = col_offset + at * self.block_n, slot_cols
             row_out[:, 7] = above if own else 1
-            return row_out
-        at = torch.arange(len(col_out))
+            return torch.from_numpy(row_out)
+        at = np.arange(len(col_out))
         col_out[:, 0], col_out[:, 1] = extent.c + at * self.block_n, -1
         col_out[:, 2], col_out[:, 3] = col_offset + at * self.block_n, slot_cols
         col_out[:, 4] = job_rows if own else 1
-        return torch.cat([row_out, col_out])
+        return torch.from_numpy(np.concatenate([row_out, col_out]))
