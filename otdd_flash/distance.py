@@ -367,7 +367,8 @@ def _result(
     mean_cost: float,
     clock: dict[str, float],
 ) -> DistanceResult:
-    notes = [f"{side.name}: {note}" for side in (source, target) for note in side.notes]
+    # two parts of one set say the same things of it: once is enough
+    notes = list(dict.fromkeys(f"{side.name}: {note}" for side in (source, target) for note in side.notes))
     smallest = min(source.n, target.n)
     if smallest < SMALL_SAMPLE:
         notes.append(f"small sample: {smallest} points; the value moves with the draw, compare several seeds")

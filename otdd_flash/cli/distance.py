@@ -108,5 +108,5 @@ def table_rows(result: DistanceResult, features: str | None = None) -> list[Row]
         text += f"{'below' if theirs['off_by'] < 0 else 'above'} the value; convention {theirs['name']})"
         rows.insert(0, (f"{theirs['name']} value", text))
     if result.notes:
-        rows.append(("notes", "\n".join(dict.fromkeys(result.notes))))
+        rows.append(("notes", "\n".join(result.notes)))
     return rows
