@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+BENCH_DIR ?= .bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format types wheel clean
+.PHONY: help demo test test-gpu lint format types bench bench-gpu wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -31,11 +32,21 @@ format: $(VENV)/.dev  ## let ruff fix what it can
 types: $(VENV)/.dev  ## mypy over the library
 	$(BIN)/mypy
 
+bench: $(VENV)/.bench  ## CPU: against GeomLoss and POT, and against epsilon (OTDD_DATA=DIR); JSON into .bench/
+	mkdir -p $(BENCH_DIR)
+	$(BIN)/python scripts/bench/cpu.py --output $(BENCH_DIR)/cpu.json
+	$(BIN)/python scripts/bench/epsilon.py --output $(BENCH_DIR)/epsilon.json
+
+bench-gpu: $(VENV)/.bench  ## one GPU: kernels, then the main jobs (OTDD_DATA=DIR); JSON into .bench/
+	mkdir -p $(BENCH_DIR)
+	$(BIN)/python scripts/bench/kernels.py --check --time --output $(BENCH_DIR)/kernels.json
+	$(BIN)/python scripts/bench/gpu.py $(if $(OTDD_DATA),--data $(OTDD_DATA)) --output $(BENCH_DIR)/gpu.json
+
 wheel: $(VENV)/.test  ## sdist and wheel into dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove everything that was built or cached, except .venv
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist $(BENCH_DIR) *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -47,6 +58,10 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --editable '.[test]'
+	touch $@ $(VENV)/.core
+
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable '.[bench]'
 	touch $@ $(VENV)/.core
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
