@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,6 +113,8 @@ class TilePlan:
 
     def _problem_jobs(self, extent: Extent, offset: int) -> Tensor:
         """``(jobs, 16)`` rows of one problem, in the order in which they should start."""
+        import numpy as np
+
         rows, cols, job_rows, job_cols = self._shape(extent)
         if not self.deterministic:
             slot_rows = slot_cols = 0
@@ -143,6 +144,8 @@ class TilePlan:
 
     def _problem_sums(self, extent: Extent, offset: int) -> Tensor:
         """``(outputs, 8)`` rows: which slots make each block of ``block_n`` sums."""
+        import numpy as np
+
         rows, cols, job_rows, job_cols = self._shape(extent)
         own = self.deterministic
         col_offset = offset + (rows * job_cols if own else rows)

@@ -29,7 +29,7 @@ from otdd_flash.types import Potentials
 
 _SYMMETRIC_STEP = 2.0 / 3.0
 _ANNEALING_OMEGA = 1.5
-# Below this fraction of the largest cost a problem resembles an assignment: one pass per annealed epsilon leaves rows at
+# Below this fraction of the largest cost a problem resembles an assignment: one pass an annealed epsilon leaves rows at
 # the wrong partner, and the target needs thousands of passes to move them. Each stage is then converged a little.
 _CAREFUL_BELOW = 5e-4
 _STAGE_TOL = 0.05
