@@ -124,4 +124,5 @@ def test_groups_of_the_two_sides(argument: str, expanded: str) -> None:
     ("version", "passed"), [("1.3.2", True), ("1.3.8", True), ("1.4.0rc3", False), ("1.4.0", False), ("2.0.0", False)]
 )
 def test_version_base_is_passed_below_hydra_1_4(version: str, passed: bool) -> None:
+    """C26."""
     assert bool(_version_base(SimpleNamespace(__version__=version))) == passed

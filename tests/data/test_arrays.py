@@ -70,6 +70,7 @@ def test_plus_minus_labels_are_said_to_be_half_unlabelled():
 
 
 def test_targets_and_multi_labels_are_refused_with_advice():
+    """C36."""
     for y in ([0.5, 1.0, 2.0, 3.25], [0.5, None, 1, 2], torch.tensor([0.1, 0.2, 0.3, 0.4])):
         with pytest.raises(ValueError, match=r"real-valued targets.*bin the target"):
             from_arrays(X4, y)
@@ -90,6 +91,7 @@ def test_targets_and_multi_labels_are_refused_with_advice():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.bool, torch.float16, torch.bfloat16])
 def test_features_become_float32_of_the_same_value(dtype):
+    """C09, C15."""
     x = (torch.arange(12).reshape(4, 3) % 2).to(dtype)
     data = from_arrays(x, [0, 1, 0, 1])
     assert data.x.dtype == torch.float32
@@ -135,6 +137,7 @@ def test_text_ragged_and_complex_features_are_refused():
 
 
 def test_nan_and_infinity_are_refused_with_count_and_first_row():
+    """C33."""
     x = np.ones((5, 2))
     x[2, 1], x[4, 0] = np.nan, np.inf
     with pytest.raises(ValueError, match="2 rows with NaN or infinite features, the first is row 2"):
@@ -156,6 +159,7 @@ def test_empty_and_mismatched_input_is_refused():
 
 
 def test_weights_are_normalised_in_float64_with_a_note():
+    """C15."""
     data = from_arrays(X4, [0, 1, 0, 1], weights=[1, 0, 2, 1])
     assert data.weights.dtype == torch.float64
     assert data.weights.tolist() == [0.25, 0.5, 0.25]
@@ -180,6 +184,7 @@ def test_weights_are_normalised_in_float64_with_a_note():
     ],
 )
 def test_bad_weights_are_refused(weights, message):
+    """C15."""
     with pytest.raises(ValueError, match=message):
         from_arrays(X4, [0, 1, 0, 1], weights=weights)
 
@@ -191,6 +196,7 @@ def test_duplicated_rows_have_the_weight_of_one_row_weighted_twice():
 
 
 def test_small_classes_are_dropped_only_when_asked():
+    """C02."""
     y = [1, 1, 2, 2, 5]
     x = np.eye(5)
     assert from_arrays(x, y).num_classes == 3
@@ -201,6 +207,7 @@ def test_small_classes_are_dropped_only_when_asked():
 
 
 def test_labels_that_cannot_reach_the_features_device_are_refused():
+    """C34."""
     with pytest.raises(ValueError, match="features are on cpu and labels or weights on meta"):
         from_arrays(torch.ones(4, 2), torch.zeros(4, dtype=torch.int64, device="meta"))
 

@@ -37,6 +37,7 @@ def test_class_labels_names_and_unlabelled_rows_in_every_format(style):
 
 @pytest.mark.parametrize("style", FORMATS)
 def test_a_lazy_column_passed_as_labels_is_the_same_in_every_format(style):
+    """C13."""
     ds = datasets.Dataset.from_dict({"v": [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]], "label": ["u", "v", "u"]})
     x = np.array([[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]])
     data = from_arrays(x, ds.with_format(style)["label"])

@@ -150,6 +150,7 @@ def test_loaders_that_repeat_or_recombine_samples_are_read_as_streams():
 
 
 def test_a_stream_is_drawn_by_a_seeded_reservoir():
+    """C12."""
     whole = from_torch(Stream(300))
     assert whole.n == 300
     one, again, other = (from_torch(Stream(300), max_samples=40, seed=s) for s in (1, 1, 2))
@@ -164,6 +165,7 @@ def test_a_stream_is_drawn_by_a_seeded_reservoir():
 
 
 def test_an_endless_stream_needs_a_limit():
+    """C12."""
     with pytest.raises(
         ValueError, match=r"has not ended after 100000 samples and no limit was given; pass max_samples="
     ):
