@@ -22,6 +22,8 @@ _EXPORTS = {
     "DistanceResult": "otdd_flash.distance",
     "differentiable_distance": "otdd_flash.differentiable",
     "MicrosoftConvention": "otdd_flash.conventions",
+    "pairwise": "otdd_flash.matrix",
+    "DistanceMatrix": "otdd_flash.matrix",
     "SamplesLoss": "otdd_flash.samples_loss",
     "sinkhorn_divergence": "otdd_flash.sinkhorn",
     "differentiable_divergence": "otdd_flash.sinkhorn.autograd",

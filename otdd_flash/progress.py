@@ -25,3 +25,23 @@ def progress_bar(title: str, *, enabled: bool) -> Iterator[Callable[[str, int, f
             bar.set_postfix_str(f"{stage}, marginal error {error:.1e}")
 
         yield show
+
+
+@contextmanager
+def counter(title: str, total: int, *, enabled: bool) -> Iterator[Callable[[], None]]:
+    """A bar over ``total`` items; a no-op where not ``enabled`` or where there are none.
+
+    Yields:
+        A callback, once an item.
+    """
+    if not enabled or total == 0:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=title, total=total, leave=False) as bar:
+
+        def step() -> None:
+            bar.update()
+
+        yield step

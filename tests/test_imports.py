@@ -24,7 +24,8 @@ LAYERS = [
     {"conventions"},
     {"distance", "samples_loss"},
     {"differentiable"},
-    {"pairwise", "flows", "selection"},
+    {"matrix", "flows"},
+    {"selection"},
     {"report", "plots"},
     {"cli"},
 ]
@@ -157,6 +158,7 @@ print(otdd_flash.dataset_distance(a, b, label_weight=0.0, epsilon=0.1).value)
 
 
 def test_missing_hydra_says_how_to_get_it() -> None:
+    """C26."""
     code = BLOCKER + "from otdd_flash.cli.main import main; sys.exit(main(['distance']))"
     process = run_python(code)
     assert process.returncode == 1

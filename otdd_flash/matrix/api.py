@@ -1,0 +1,234 @@
+"""The distance matrix of many data sets: ``pairwise`` computes what is missing, ``collect`` reads what is there."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from otdd_flash.distance import DistanceOptions
+from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.matrix.assemble import assemble, failure_key, failure_record, read_folder, write_index
+from otdd_flash.matrix.pool import InProcess, Item, Outcome, Processes, resolve_devices, threads_per_worker, tiled
+from otdd_flash.matrix.result import DistanceMatrix, Failure
+from otdd_flash.matrix.settings import Settings, make_options, settle
+from otdd_flash.matrix.sources import SetSource, as_sources, spill
+from otdd_flash.matrix.store import Store
+from otdd_flash.matrix.worker import Worker
+from otdd_flash.progress import counter
+
+log = logging.getLogger("otdd_flash")
+
+
+def pairwise(
+    datasets: Any,
+    *,
+    options: DistanceOptions | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    shard: str | None = None,
+    **overrides: Any,
+) -> DistanceMatrix:
+    """Optimal transport dataset distances between all pairs of ``k`` labelled data sets.
+
+    ``S(a, b) = OT_eps(a, b) - OT_eps(a, a)/2 - OT_eps(b, b)/2`` with one epsilon for the whole matrix: an absolute one,
+    or ``relative_epsilon`` times a reference cost of all sets together (:mod:`otdd_flash.matrix.moments`). The self
+    term, the class statistics and the own label table of a set then belong to the set and are computed once; a pair
+    adds its cross problem and its block of the label table. An entry equals
+    ``dataset_distance(a, b, epsilon=matrix.epsilon)`` within the stated errors.
+
+    Args:
+        datasets: data sets, or names for :func:`otdd_flash.load`; a mapping from names of your own to data sets, names
+            or callables that load (called in the workers: the way to have more sets than memory).
+        options: choices as in :func:`otdd_flash.dataset_distance`.
+        folder: keeps every finished piece under a key of contents, options and version; a second run computes only
+            what is missing. ``None`` keeps nothing.
+        workers: processes; ``None`` is one for each GPU under ``device="cuda"``, else one. Their threads are capped to
+            an equal share of the cores.
+        shard: ``"i/N"`` computes the ``i``-th of ``N`` parts of the work, ``i`` from 0; parts share ``folder``, and
+            :func:`collect` or a last run without ``shard`` puts them together.
+        **overrides: fields of :class:`~otdd_flash.distance.DistanceOptions`, each over ``options``.
+
+    Returns:
+        The matrix; sets and pairs that failed are NaN there and listed in ``failures`` (with a warning), the rest is
+        done.
+
+    Raises:
+        TypeError: an argument that is no option, or an entry that is no data set.
+        ValueError: options that do not fit, names that repeat, a shard without folder.
+        NotConvergedError: under ``strict``, after everything was computed and stored.
+
+    >>> import otdd_flash as otdd
+    >>> iris = otdd.load("iris")
+    >>> matrix = otdd.pairwise({"a": iris.subset(range(0, 150, 2)), "b": iris.subset(range(1, 150, 2)), "all": iris})
+    >>> matrix.names, matrix.converged, bool((matrix.values.diagonal() == 0).all())
+    (('a', 'b', 'all'), True, True)
+    """
+    chosen = make_options(options, overrides, stored=folder is not None)
+    part = _parse_shard(shard)
+    if part != (0, 1) and folder is None:
+        raise ValueError("shard needs folder: that is where the parts meet")
+    devices = resolve_devices(chosen.device, workers)
+    sources = as_sources(datasets)
+    with ExitStack() as stack:
+        place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="otdd-matrix-"))
+        run = _Run(sources, chosen, Store(place), part)
+        run.pool = stack.enter_context(closing(_pool(run, devices, stack)))
+        matrix = run.execute()
+    _report(matrix, strict=chosen.strict)
+    return matrix
+
+
+def collect(folder: str | os.PathLike[str]) -> DistanceMatrix:
+    """The matrix of the last run in ``folder``, from whatever shards and runs have finished there; computes nothing.
+
+    Raises:
+        FileNotFoundError: no run was started there.
+    """
+    return read_folder(Store(folder))
+
+
+@dataclass
+class _Run:
+    """One call of :func:`pairwise`."""
+
+    sources: list[SetSource]
+    options: DistanceOptions
+    store: Store
+    part: tuple[int, int]
+    pool: Any = None
+    failed: set[tuple[str, ...]] = field(default_factory=set)
+    computed: int = 0
+    reused: int = 0
+
+    def execute(self) -> DistanceMatrix:
+        """Sets, then self terms, then pairs."""
+        start = time.perf_counter()
+        summaries = self._summaries()
+        moments = {summary["fingerprint"]: summary["moments"] for summary in summaries.values()}
+        settings, notes = settle(self.options, moments, self.store)
+        log.info("matrix of %d sets, epsilon %.6g", len(self.sources), settings.epsilon)
+        self._work(settings, summaries)
+        names = [source.name for source in self.sources]
+        write_index(self.store, names, summaries, settings, notes)
+        matrix = assemble(self.store, names, summaries, settings, notes)
+        return replace(matrix, computed=self.computed, reused=self.reused, seconds=time.perf_counter() - start)
+
+    def _summaries(self) -> dict[int, dict[str, Any]]:
+        """By position, of the sets that could be loaded."""
+        items = [Item((source.name,), "summarise", (i,)) for i, source in enumerate(self.sources)]
+        found = {}
+        for outcome in self._outcomes(items, "sets"):
+            if outcome.error is None:
+                found[outcome.item.arguments[0]] = outcome.value
+        return dict(sorted(found.items()))
+
+    def _work(self, settings: Settings, summaries: dict[int, dict[str, Any]]) -> None:
+        """The items of this part that are not in the store yet."""
+        prints = {i: summary["fingerprint"] for i, summary in summaries.items()}
+        selves, pairs = _work_list(prints, settings)
+        index, count = self.part
+        mine = set((list(selves) + list(pairs))[index::count])
+        for kind, items in (("selves", selves), ("pairs", pairs)):
+            todo = []
+            for key, positions in items.items():
+                if key not in mine or any((self.sources[i].name,) in self.failed for i in positions):
+                    continue
+                if self.store.read(kind, key) is not None:
+                    self.reused += 1
+                else:
+                    todo.append(self._item(kind, positions, prints, settings))
+            for outcome in self._outcomes(todo, kind):
+                self.computed += outcome.error is None
+
+    def _item(self, kind: str, positions: tuple[int, ...], prints: dict[int, str], settings: Settings) -> Item:
+        names = tuple(self.sources[i].name for i in positions)
+        if kind == "selves":
+            return Item(names, "self_term", (settings, positions[0], prints[positions[0]]))
+        return Item(names, "pair_term", (settings, positions, tuple(prints[i] for i in positions)))
+
+    def _outcomes(self, items: Sequence[Item], title: str) -> Iterator[Outcome]:
+        """Run items, keep count on stderr and failures in the record."""
+        with counter(title, len(items), enabled=self.options.progress) as step:
+            for outcome in self.pool.run(items):
+                step()
+                names = outcome.item.names
+                if outcome.error is None:
+                    self.store.remove("failures", failure_key(names))
+                else:
+                    kind, message, trace = outcome.error
+                    self.failed.add(names)
+                    self.store.write("failures", failure_key(names), failure_record(Failure(names, kind, message)))
+                    log.warning("%s failed: %s: %s", " x ".join(names), kind, message)
+                    log.debug("%s", trace)
+                yield outcome
+
+
+def _work_list(
+    prints: dict[int, str], settings: Settings
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Self terms and pairs by key, each content once; equal sets make no pair, they are at distance zero."""
+    selves: dict[str, tuple[int, ...]] = {}
+    pairs: dict[str, tuple[int, ...]] = {}
+    for i, fingerprint in prints.items():
+        selves.setdefault(settings.self_key(fingerprint), (i,))
+    for i, j in tiled(list(itertools.combinations(prints, 2))):
+        if prints[i] != prints[j]:
+            pairs.setdefault(settings.pair_key(prints[i], prints[j]), (i, j))
+    return selves, pairs
+
+
+def _pool(run: _Run, devices: list[str | None], stack: ExitStack) -> InProcess | Processes:
+    """Where items are executed."""
+    if len(devices) == 1:
+        return InProcess(Worker(run.sources, run.options, run.store, device=devices[0]))
+    scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="otdd-sets-"))
+    build = partial(_build_worker, spill(run.sources, Path(scratch)), run.options, run.store, devices)
+    return Processes(build, len(devices), threads_per_worker(len(devices)))
+
+
+def _build_worker(
+    sources: list[SetSource], options: DistanceOptions, store: Store, devices: list[str | None], slot: int
+) -> Worker:
+    return Worker(sources, options, store, device=devices[slot], share=len(devices))
+
+
+def _parse_shard(shard: str | None) -> tuple[int, int]:
+    """``"i/N"`` as two numbers."""
+    if shard is None:
+        return 0, 1
+    index, slash, count = str(shard).partition("/")
+    if slash and index.strip().isdigit() and count.strip().isdigit() and int(index) < int(count):
+        return int(index), int(count)
+    raise ValueError(f"shard must be 'i/N' with 0 <= i < N, as '0/4', got {shard!r}")
+
+
+def _report(matrix: DistanceMatrix, *, strict: bool) -> None:
+    """Say loudly what failed and what is not converged."""
+    if matrix.failures:
+        first = matrix.failures[0]
+        warnings.warn(
+            f"{len(matrix.failures)} items of the matrix failed, the first is {' x '.join(first.names)}: "
+            f"{first.error}: {first.message}",
+            UserWarning,
+            stacklevel=3,
+        )
+    loose = [pair for pair, certificate in matrix.certificates.items() if not certificate["converged"]]
+    if not loose:
+        return
+    names = ", ".join(f"{matrix.names[i]} x {matrix.names[j]}" for i, j in loose[:5])
+    message = (
+        f"{len(loose)} of {len(matrix.certificates)} pairs are not converged ({names}); raise max_iterations or epsilon"
+    )
+    if strict:
+        raise NotConvergedError(message)
+    warnings.warn(message, NotConvergedWarning, stacklevel=3)

@@ -1,0 +1,180 @@
+"""What all work items of a matrix share: the options, the one epsilon, and the keys of finished work."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from otdd_flash.distance import DistanceOptions
+from otdd_flash.labels import METHODS, LabelSinkhorn
+from otdd_flash.matrix.moments import Moments, reference_class_cost, reference_cost
+from otdd_flash.matrix.store import Store, content_key
+
+log = logging.getLogger("otdd_flash")
+
+_LABEL_FRACTION = LabelSinkhorn().relative_epsilon
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options with every epsilon settled.
+
+    Args:
+        options: as given.
+        epsilon: of all transport problems, in units of the cost.
+        label_epsilon: of all class-to-class problems; ``None`` where there are none.
+        reference_cost: what ``relative_epsilon`` was a fraction of; ``None`` for an absolute epsilon.
+    """
+
+    options: DistanceOptions
+    epsilon: float
+    label_epsilon: float | None = None
+    reference_cost: float | None = None
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the cost has a label part."""
+        return self.options.label_distance is not None and self.options.label_weight > 0
+
+    def label_sinkhorn(self) -> LabelSinkhorn | None:
+        """Solver of the class-to-class problems, where the method needs one."""
+        if self.options.label_distance != "sinkhorn" or not self.labelled:
+            return None
+        solver = replace(self.options.solver(_cpu()), rho_x=None, rho_y=None)
+        return LabelSinkhorn(
+            epsilon=self.label_epsilon, debiased=self.options.debiased, options=solver,
+            execution=self.options.execution(),
+        )  # fmt: skip
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything that a transport value depends on besides the data, JSON-safe."""
+        names = ("feature_weight", "label_weight", "tol", "max_iterations", "debiased", "reach", "precision", "backend")
+        record = {name: getattr(self.options, name) for name in names}
+        return {**record, "epsilon": self.epsilon, "labels": self.label_numbers()}
+
+    def label_numbers(self) -> dict[str, Any] | None:
+        """Everything that a label table depends on besides the data."""
+        if not self.labelled:
+            return None
+        sinkhorn = self.label_sinkhorn()
+        return {
+            "method": method_name(self.options.label_distance),
+            **({} if sinkhorn is None else {**sinkhorn.parameters(), "relative_epsilon": None}),
+        }
+
+    def label_key(self, fingerprint: str) -> str:
+        """Key of one set's own label table."""
+        return content_key("labels", fingerprint, self.label_numbers())
+
+    def self_key(self, fingerprint: str) -> str:
+        """Key of one set's self term."""
+        return content_key("self", fingerprint, self.numbers())
+
+    def pair_key(self, first: str, second: str) -> str:
+        """Key of a pair's cross term; the same for either order."""
+        return content_key("pair", *sorted((first, second)), self.numbers())
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+def method_name(method: Any) -> str | None:
+    """A label distance in a record."""
+    return f"callable {getattr(method, '__qualname__', type(method).__name__)}" if callable(method) else method
+
+
+def make_options(options: DistanceOptions | None, overrides: Mapping[str, Any], *, stored: bool) -> DistanceOptions:
+    """The options of a matrix, checked.
+
+    Args:
+        options: all together, or ``None`` for the defaults.
+        overrides: fields over ``options``.
+        stored: whether results are kept in a folder, where they are found by key.
+
+    Raises:
+        TypeError: an argument that is no option.
+        ValueError: an option that has no meaning for a symmetric matrix.
+    """
+    known = [field.name for field in fields(DistanceOptions)]
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        raise TypeError(f"pairwise has no argument {', '.join(unknown)}; besides its own it takes {', '.join(known)}")
+    chosen = replace(options or DistanceOptions(), **overrides)
+    method = chosen.label_distance
+    if callable(method):
+        if chosen.epsilon is None:
+            raise ValueError("a callable label distance needs an absolute epsilon: its scale is not known ahead")
+        if stored:
+            raise ValueError("a callable label distance has no content key: leave out folder, or name a method")
+    elif method is not None and method not in METHODS:
+        raise ValueError(
+            f"label_distance must be one of {', '.join(METHODS)}, a callable or None, got "
+            f"{method if isinstance(method, str) else type(method).__name__}: a given table belongs to one pair"
+        )
+    if chosen.reach_x != chosen.reach_y:
+        raise ValueError("reach_x and reach_y must be equal for a symmetric matrix: give reach")
+    return chosen if chosen.reach_x is None else replace(chosen, reach=chosen.reach_x, reach_x=None, reach_y=None)
+
+
+def settle(options: DistanceOptions, moments: Mapping[str, Moments], store: Store) -> tuple[Settings, tuple[str, ...]]:
+    """Epsilons for these options, taken from the sets the first time and kept in the store from then on.
+
+    A later run in the same folder with more sets, or with a broken one mended, keeps the epsilon of the first, so that
+    its finished pairs stay valid.
+
+    Args:
+        options: checked options.
+        moments: by fingerprint.
+        store: where the choice is kept.
+
+    Returns:
+        The settings, and notes where the kept epsilon is not what today's sets would give.
+    """
+    asked = _asked(options)
+    key = content_key("settings", asked)
+    fresh = _fresh(options, [moments[fingerprint] for fingerprint in sorted(moments)])
+    kept = store.write_first("settings", key, {"asked": asked, **fresh})
+    notes = []
+    for name in ("epsilon", "label_epsilon"):
+        ours, theirs = fresh[name], kept[name]
+        if ours is not None and not math.isclose(ours, theirs, rel_tol=1e-6):
+            notes.append(
+                f"{name} {theirs:.6g} is kept from the first run in this folder; today's sets alone would give "
+                f"{ours:.6g} (a new folder takes that)"
+            )
+    return Settings(options, kept["epsilon"], kept["label_epsilon"], kept["reference_cost"]), tuple(notes)
+
+
+def _asked(options: DistanceOptions) -> dict[str, Any]:
+    """What was asked for: options that the epsilons or the data depend on."""
+    names = (
+        "epsilon", "relative_epsilon", "label_epsilon", "feature_weight", "label_weight", "tol", "max_iterations",
+        "debiased", "reach", "precision", "backend", "max_samples", "seed",
+    )  # fmt: skip
+    record = {name: getattr(options, name) for name in names}
+    if options.epsilon is not None:
+        record["relative_epsilon"] = None
+    return {**record, "label_distance": method_name(options.label_distance)}
+
+
+def _fresh(options: DistanceOptions, moments: list[Moments]) -> dict[str, float | None]:
+    """Epsilons from these sets."""
+    reference = None
+    epsilon = options.epsilon
+    if epsilon is None:
+        reference = reference_cost(
+            moments, feature_weight=options.feature_weight, label_weight=options.label_weight,
+            label_distance=options.label_distance,
+        )  # fmt: skip
+        epsilon = options.relative_epsilon * reference if reference > 0 else 1.0
+    label_epsilon = None
+    if options.label_distance == "sinkhorn" and options.label_weight > 0:
+        scale = reference_class_cost(moments)
+        label_epsilon = options.label_epsilon or (_LABEL_FRACTION * scale if scale > 0 else 1.0)
+    return {"epsilon": epsilon, "label_epsilon": label_epsilon, "reference_cost": reference}
