@@ -189,8 +189,9 @@ class DivergenceInputs:
         if options.rho_x is not None or options.rho_y is not None:
             raise ValueError("derivatives are of balanced problems: leave rho_x and rho_y at None")
         return divergence(
-            self.cost(), epsilon, debiased=debiased, options=options, execution=execution, initial=initial
-        )
+            self.cost(), epsilon, debiased=debiased, options=options, execution=execution, initial=initial,
+            keep_operator=True,
+        )  # fmt: skip
 
     def attach(self, found: Divergence) -> Tensor:
         """The value of ``found``, solved from these inputs, as a tensor with a graph."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
-from otdd_flash.ops import Backend, Memory, OperatorInfo, Precision, Problem, make_operator
+from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
 from otdd_flash.types import Potentials
@@ -67,6 +67,7 @@ class Divergence:
         cost: clouds and ground cost.
         info: backend, precision and memory mode used.
         certificates: dual, primal, marginal error, iterations, convergence and mass of the plan of each problem.
+        operator: what the problems were solved with, where it was to be kept.
     """
 
     value: float
@@ -83,6 +84,7 @@ class Divergence:
     cost: DotProductCost = field(repr=False)
     info: OperatorInfo = field(repr=False)
     certificates: tuple[dict, ...] = field(repr=False)
+    operator: PlanOperator | None = field(default=None, repr=False)
 
     @property
     def identical(self) -> bool:
@@ -106,6 +108,7 @@ def divergence(
     execution: Execution = DEFAULT_EXECUTION,
     initial: list[Potentials] | None = None,
     progress: Progress | None = None,
+    keep_operator: bool = False,
 ) -> Divergence:
     """Solve the two-cloud problem of ``cost`` and its self terms in one batch.
 
@@ -119,6 +122,7 @@ def divergence(
         execution: backend, precision, memory mode.
         initial: potentials of the cross and the self problems to start from.
         progress: called with (stage, passes, worst marginal error).
+        keep_operator: keep the packed clouds (and stored costs) in the result, for derivatives.
     """
     if len(cost.clouds) != 2:
         raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
@@ -134,7 +138,8 @@ def divergence(
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
     )  # fmt: skip
     solution = solve(operator, epsilon, options, initial=initial, progress=progress)
-    return _summary(cost, solution, factors, debiased=debiased)
+    found = _summary(cost, solution, factors, debiased=debiased)
+    return replace(found, operator=operator) if keep_operator else found
 
 
 def sinkhorn_divergence(

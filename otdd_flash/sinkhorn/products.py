@@ -39,6 +39,7 @@ class PlanProducts:
         self.potentials = _potentials(found, problem)
         self.dtype = torch.float64 if found.info.precision == "fp64" else torch.float32
         self._backend, self._precision = _BACKENDS[found.info.backend], found.info.precision
+        self._kept = found.operator
         self._plan: Tensor | None = None
 
     @property
@@ -84,7 +85,8 @@ class PlanProducts:
         if self._plan is not None:
             safe = torch.where(r > 0, 1.0 / r, 0.0).to(self.dtype)
             return (safe @ self._plan.square()).to(torch.float64)
-        _, out = self._operator.apply_plan(0, *self.potentials, self.epsilon / 2, u=weighted)
+        operator, at = self._operator
+        _, out = operator.apply_plan(at, *self.potentials, self.epsilon / 2, u=weighted)
         assert out is not None
         return self.b * out[:, 0]
 
@@ -100,7 +102,8 @@ class PlanProducts:
     def apply(self, *, v: Tensor | None = None, u: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """``(P v, P^T u)`` for ``v (m, w)`` and ``u (n, w')``, float64."""
         if self._plan is None:
-            return self._operator.apply_plan(0, *self.potentials, self.epsilon, v=v, u=u)
+            operator, at = self._operator
+            return operator.apply_plan(at, *self.potentials, self.epsilon, v=v, u=u)
         return (
             None if v is None else (self._plan @ v.to(self.dtype)).to(torch.float64),
             None if u is None else (self._plan.T @ u.to(self.dtype)).to(torch.float64),
@@ -169,12 +172,16 @@ class PlanProducts:
         return self.cost.factors(*self.problem, self.dtype)
 
     @cached_property
-    def _operator(self) -> PlanOperator:
+    def _operator(self) -> tuple[PlanOperator, int]:
+        """An operator that knows the problem, and where: the solver's own where it was kept."""
+        if self._kept is not None and self.problem in self._kept.problems:
+            return self._kept, self._kept.problems.index(self.problem)
         precision: Precision = self._precision  # type: ignore[assignment]
-        return make_operator(
+        operator = make_operator(
             self.cost, [self.problem], epsilon=self.epsilon, backend=self._backend, precision=precision,
             memory="streamed",
         )  # fmt: skip
+        return operator, 0
 
 
 def _potentials(found: Divergence, problem: tuple[int, int]) -> Potentials:
