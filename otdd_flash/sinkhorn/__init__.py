@@ -1,5 +1,6 @@
 """Entropic optimal transport: solver, schedule, divergence, plan, certificate."""
 
+from otdd_flash.sinkhorn.batch import sinkhorn_batch
 from otdd_flash.sinkhorn.divergence import Divergence, Execution, divergence, report_convergence, sinkhorn_divergence
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import Progress, Solution, SolverOptions, solve
@@ -13,6 +14,7 @@ __all__ = [
     "TransportPlan",
     "divergence",
     "report_convergence",
+    "sinkhorn_batch",
     "sinkhorn_divergence",
     "solve",
 ]

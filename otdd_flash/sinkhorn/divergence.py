@@ -126,8 +126,8 @@ def divergence(
     """
     if len(cost.clouds) != 2:
         raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
-    _check_masses(cost, options)
-    if options.rho_x == options.rho_y and _same_cloud(cost):
+    check_masses(cost, options)
+    if options.rho_x == options.rho_y and same_cloud(cost):
         cross: Problem = (0, 0)
         problems, factors = [cross], [0.0 if debiased else 1.0]
     else:
@@ -138,7 +138,7 @@ def divergence(
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
     )  # fmt: skip
     solution = solve(operator, epsilon, options, initial=initial, progress=progress)
-    found = _summary(cost, solution, factors, debiased=debiased)
+    found = summarise(cost, solution, list(range(len(problems))), factors, debiased=debiased)
     return replace(found, operator=operator) if keep_operator else found
 
 
@@ -173,7 +173,7 @@ def sinkhorn_divergence(
         ValueError: shapes or weights that do not fit.
     """
     normalise = options.rho_x is None and options.rho_y is None
-    clouds = [_cloud(*side, normalise=normalise) for side in ((x, a, "x"), (y, b, "y"))]
+    clouds = [make_cloud(*side, normalise=normalise) for side in ((x, a, "x"), (y, b, "y"))]
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}: embed or project them to one width")
     result = divergence(DotProductCost.build(clouds), epsilon, debiased=debiased, options=options, execution=execution)
@@ -200,36 +200,54 @@ def report_convergence(
     warnings.warn(message, NotConvergedWarning, stacklevel=3)
 
 
-def _summary(cost: DotProductCost, solution: Solution, factors: list[float], *, debiased: bool) -> Divergence:
-    weight = torch.tensor(factors, dtype=torch.float64)
+def summarise(
+    cost: DotProductCost, solution: Solution, problems: list[int], factors: list[float], *, debiased: bool
+) -> Divergence:
+    """The divergence ``sum_p factor_p OT_p`` of two clouds from the problems of a solved batch that it is made of.
+
+    Args:
+        cost: the two clouds alone.
+        solution: the batch.
+        problems: positions of the cross problem and, where they were solved, of both self problems.
+        factors: of their values.
+        debiased: self terms were subtracted.
+    """
+    weight, of = torch.tensor(factors, dtype=torch.float64), torch.tensor(problems)
     names = ("cross", "source self", "target self")
-    gap = float((weight.abs() * (solution.dual - solution.primal).abs()).sum())
+    dual, primal, error, iterations, converged = (
+        t[of]
+        for t in (solution.dual, solution.primal, solution.marginal_error, solution.iterations, solution.converged)
+    )
+    gap = float((weight.abs() * (dual - primal).abs()).sum())
     info = solution.operator.info
-    largest = max(cost.bound(i, j) for i, j in solution.operator.problems)
+    largest = max(solution.operator.cost.bound(*solution.operator.problems[p]) for p in problems)
     rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * (largest + solution.epsilon)
     mass_term = solution.epsilon / 2 * _mass_difference(cost) ** 2 if debiased else 0.0
-    cross = solution.potentials(0)
+    cross = solution.potentials(problems[0])
     selves: tuple[Tensor, Tensor] | None = None
     if debiased:
-        selves = (cross.f, cross.g) if len(factors) == 1 else (solution.potentials(1).f, solution.potentials(2).f)
+        selves = (
+            (cross.f, cross.g)
+            if len(problems) == 1
+            else (solution.potentials(problems[1]).f, solution.potentials(problems[2]).f)
+        )
     return Divergence(
-        value=float(weight @ solution.dual) + mass_term, primal=float(weight @ solution.primal) + mass_term, gap=gap,
-        error=gap + rounding,
-        marginal_error=float(solution.marginal_error.max()), iterations=int(solution.iterations.max()),
-        converged=bool(solution.converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
+        value=float(weight @ dual) + mass_term, primal=float(weight @ primal) + mass_term, gap=gap,
+        error=gap + rounding, marginal_error=float(error.max()), iterations=int(iterations.max()),
+        converged=bool(converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
         self_potentials=selves, cost=cost, info=info,
         certificates=tuple(
             {
-                "problem": names[p], "dual": float(solution.dual[p]), "primal": float(solution.primal[p]),
-                "marginal_error": float(solution.marginal_error[p]), "iterations": int(solution.iterations[p]),
-                "converged": bool(solution.converged[p]), "mass": float(solution.r[p].sum()),
+                "problem": names[k], "dual": float(dual[k]), "primal": float(primal[k]),
+                "marginal_error": float(error[k]), "iterations": int(iterations[k]), "converged": bool(converged[k]),
+                "mass": float(solution.r[p].sum()),
             }
-            for p in range(len(factors))
+            for k, p in enumerate(problems)
         ),
     )  # fmt: skip
 
 
-def _same_cloud(cost: DotProductCost) -> bool:
+def same_cloud(cost: DotProductCost) -> bool:
     """Whether both clouds hold the same points and weights, and labels that the table cannot tell apart."""
     x, y = cost.clouds
     if x.points.shape != y.points.shape or not torch.equal(x.points, y.points) or not torch.equal(x.weights, y.weights):
@@ -248,7 +266,7 @@ def _mass_difference(cost: DotProductCost) -> float:
     return float(x.weights.sum() - y.weights.sum())
 
 
-def _check_masses(cost: DotProductCost, options: SolverOptions) -> None:
+def check_masses(cost: DotProductCost, options: SolverOptions) -> None:
     """Refuse two hard constraints that no plan can meet."""
     if options.rho_x is not None or options.rho_y is not None:
         return
@@ -260,7 +278,12 @@ def _check_masses(cost: DotProductCost, options: SolverOptions) -> None:
         )
 
 
-def _cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: bool) -> PointCloud:
+def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: bool) -> PointCloud:
+    """Checked points and weights as a cloud.
+
+    Raises:
+        ValueError: shapes or weights that do not fit, points that are not finite; ``name`` says whose.
+    """
     if points.dim() != 2 or points.shape[0] == 0:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
     points = points if points.dtype in (torch.float32, torch.float64) else points.to(torch.float32)
