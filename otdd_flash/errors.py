@@ -24,6 +24,10 @@ class NotConvergedError(RuntimeError):
     """Raised instead of :class:`NotConvergedWarning` under ``strict=True``."""
 
 
+class DistributionShiftError(AssertionError):
+    """A check found that a batch is not from the reference's distribution."""
+
+
 class BackendUnavailableError(RuntimeError):
     """A backend was asked for by name and cannot run here."""
 

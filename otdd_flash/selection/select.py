@@ -1,0 +1,285 @@
+"""Choose the part of a pool whose distribution is nearest to a target's.
+
+Not the nearest points: a set of near but equal points is far from any target with more than one mode. The weights of
+the pool are optimised first (:mod:`otdd_flash.selection.relaxed`), the samples with the largest weights are taken, and
+exchanges against the gradient improve that set until none helps. The relaxed minimum bounds every other choice from
+below.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
+from otdd_flash.selection.pool import Balance, constrain, count_of, stack
+from otdd_flash.selection.records import write_columns
+from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem
+from otdd_flash.selection.sides import prepare
+from otdd_flash.types import LabeledDataset
+
+# Wide enough that a target point speaks for its surroundings, not for the one pool sample nearest to it.
+DEFAULT_OPTIONS = DistanceOptions(relative_epsilon=0.1)
+_CANDIDATE = 1e-3  # relaxed weight, in units of the cap, above which a sample takes part in exchanges
+_MAX_EXCHANGES = 60
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How long :func:`select` searches.
+
+    Args:
+        steps: mirror descent steps at most.
+        relative_gap: they end when no weights can be better by more than this fraction of the value.
+        exchange: improve the rounded choice by exchanging samples.
+    """
+
+    steps: int = 60
+    relative_gap: float = 0.01
+    exchange: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if not self.relative_gap >= 0:
+            raise ValueError(f"relative_gap must not be negative, got {self.relative_gap}")
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The chosen samples with scores and certificate.
+
+    Args:
+        idx: ``(k,)`` int64 rows of ``pool``, best first.
+        weights: ``(k,)`` float64 that sum to one: equal, or in proportion to the pool's own weights.
+        scores: ``(n,)`` float64 in [0, 1]: the relaxed weight of each pool sample as a fraction of its cap.
+        value: debiased divergence between the chosen samples and the target.
+        pool_value: the same for the whole pool.
+        relaxed_value: the least that weights on the pool reach.
+        lower_bound: no choice of this size can have a smaller value.
+        steps: mirror steps taken.
+        exchanges: exchanges accepted.
+        pool: all samples; several sources stacked.
+        sources: names of the stacked sources.
+        source_of: ``(n,)`` int64 source of each sample.
+        row_of: ``(n,)`` int64 position of each sample in the original of its source.
+        result: the distance between the whole pool and the target.
+    """
+
+    idx: Tensor
+    weights: Tensor
+    scores: Tensor
+    value: float
+    pool_value: float
+    relaxed_value: float
+    lower_bound: float
+    steps: int
+    exchanges: int
+    pool: LabeledDataset = field(repr=False)
+    sources: tuple[str, ...]
+    source_of: Tensor = field(repr=False)
+    row_of: Tensor = field(repr=False)
+    result: DistanceResult = field(repr=False)
+
+    @property
+    def dataset(self) -> LabeledDataset:
+        """The chosen samples with their weights, best first."""
+        return replace(self.pool, weights=None).subset(self.idx) if self._equal else self._weighted()
+
+    def rows(self, source: str | None = None) -> list[int]:
+        """Positions in the original of a source (which may be left out where there is only one), best first.
+
+        Raises:
+            ValueError: no such source, or several and none named.
+        """
+        if source is None and len(self.sources) == 1:
+            source = self.sources[0]
+        if source not in self.sources:
+            raise ValueError(f"source must be one of {', '.join(self.sources)}, got {source!r}")
+        chosen = self.idx[self.source_of[self.idx] == self.sources.index(source)]
+        return self.row_of[chosen].tolist()
+
+    def torch_subset(self, dataset: Any, source: str | None = None) -> torch.utils.data.Subset:
+        """The chosen samples of the torch data set that the pool (or its named source) was made from."""
+        return torch.utils.data.Subset(dataset, self.rows(source))
+
+    def huggingface(self, dataset: Any, source: str | None = None) -> Any:
+        """The chosen rows of the Hugging Face data set that the pool (or its named source) was made from."""
+        return dataset.select(self.rows(source))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The table of the choice, best first: rank, source, row in it, class, weight, score."""
+        idx = self.idx
+        return {
+            "rank": list(range(len(idx))),
+            "source": [self.sources[i] for i in self.source_of[idx].tolist()],
+            "row": self.row_of[idx].tolist(),
+            "class": [self.pool.class_names[i] for i in self.pool.y[idx].tolist()],
+            "weight": self.weights.tolist(),
+            "score": self.scores[idx].tolist(),
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write :meth:`columns` as Parquet or JSON lines, by the suffix of ``path``."""
+        return write_columns(self.columns(), path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe summary: values with their bound, and how many samples each source and class gave."""
+        table = self.columns()
+        counts = {key: dict.fromkeys(sorted(set(table[key])), 0) for key in ("source", "class")}
+        for key, found in counts.items():
+            for name in table[key]:
+                found[name] += 1
+        return {
+            "selected": len(self.idx), "pool": self.pool.n, "value": self.value, "pool_value": self.pool_value,
+            "relaxed_value": self.relaxed_value, "lower_bound": self.lower_bound, "steps": self.steps,
+            "exchanges": self.exchanges, "by_source": counts["source"], "by_class": counts["class"],
+            "distance": self.result.to_dict(),
+        }  # fmt: skip
+
+    @property
+    def _equal(self) -> bool:
+        return bool((self.weights == self.weights[0]).all())
+
+    def _weighted(self) -> LabeledDataset:
+        full = torch.zeros_like(self.scores)
+        full[self.idx] = self.weights
+        return replace(self.pool, weights=full).subset(self.idx)
+
+
+def select(
+    pool: LabeledDataset | Sequence[LabeledDataset],
+    target: LabeledDataset,
+    n_to_select: int | float,
+    *,
+    balance: Balance = None,
+    search: SearchOptions | None = None,
+    options: DistanceOptions | None = None,
+    **overrides: Any,
+) -> Selection:
+    """Choose ``n_to_select`` samples of ``pool`` that together are nearest to ``target``.
+
+    Memory and time grow with the square of the pool (its self term): ``max_samples`` draws from a larger one.
+
+    Args:
+        pool: samples to choose from, or several sets of one width; their classes are kept apart.
+        target: what the choice should be distributed like. Its label space may be another one; ``label_weight=0``
+            compares features alone.
+        n_to_select: a count, or a fraction of the pool in (0, 1).
+        balance: ``None`` for a free choice, ``"classes"`` for equal counts of the pool's classes (as far as they have
+            samples), or counts by class name.
+        search: how long to search.
+        options: of the distance; the default is that of :func:`~otdd_flash.dataset_distance` with a
+            ``relative_epsilon`` of 0.1.
+        **overrides: single fields of :class:`~otdd_flash.distance.DistanceOptions`.
+
+    Returns:
+        The choice with its value, a lower bound of any choice's value, and scores.
+
+    Raises:
+        ValueError: a count that the pool does not hold, counts by class that do not fit, options without a gradient.
+    """
+    search = search or SearchOptions()
+    stacked, sources, source_of = stack(pool)
+    stacked, target, options = prepare(stacked, target, options or DEFAULT_OPTIONS, overrides)
+    count = count_of(n_to_select, stacked.n)
+    kept = stacked.ids if stacked.ids is not None else torch.arange(stacked.n)
+    source_of, row_of = source_of[0][kept.cpu()], source_of[1][kept.cpu()]
+    constraints, quotas = constrain(stacked, count, balance)
+    result = dataset_distance(stacked, target, options=options)
+    problem = _problem(result, constraints, options)
+    relaxed = problem.minimise(search.steps, search.relative_gap)
+    shares = relaxed.weights / constraints.caps
+    idx = _round(shares, relaxed.gradient, constraints, quotas)
+    chosen, idx, exchanges = _exchange(problem, relaxed, idx, constraints, enabled=search.exchange)
+    order = torch.argsort(shares[idx], descending=True, stable=True)
+    weights = _vertex(idx[order], constraints)[idx[order]]
+    return Selection(
+        idx=idx[order], weights=weights, scores=shares.clamp(0.0, 1.0), value=chosen.value, pool_value=result.value,
+        relaxed_value=relaxed.value, lower_bound=relaxed.value - relaxed.gap, steps=relaxed.steps,
+        exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of, result=result,
+    )  # fmt: skip
+
+
+def _problem(result: DistanceResult, constraints: Constraints, options: DistanceOptions) -> WeightProblem:
+    """The weight problem behind a solved distance, warm."""
+    found = result.divergence
+    assert found.self_potentials is not None
+    target_value = found.certificates[-1]["dual"]
+    problem = WeightProblem(
+        found.cost, found.epsilon, target_value, constraints, tol=options.tol, execution=options.execution()
+    )
+    problem.start(*found.potentials, found.self_potentials[0])
+    return problem
+
+
+def _round(shares: Tensor, gradient: Tensor, constraints: Constraints, quotas: list[int]) -> Tensor:
+    """The samples of largest share in each group; equal shares are told apart by the gradient."""
+    by_gradient = torch.argsort(gradient, stable=True)
+    order = by_gradient[torch.argsort(shares[by_gradient], descending=True, stable=True)]
+    groups = constraints.groups[order]
+    return torch.cat([order[groups == g][:quota] for g, quota in enumerate(quotas)])
+
+
+def _vertex(idx: Tensor, constraints: Constraints) -> Tensor:
+    """``(n,)`` weights of a choice: in proportion to the caps, every group with its mass."""
+    weights = torch.zeros_like(constraints.caps)
+    weights[idx] = constraints.caps[idx]
+    mass = torch.zeros_like(constraints.masses).index_add_(0, constraints.groups, weights)
+    return weights * (constraints.masses / mass.clamp_min(1e-300))[constraints.groups]
+
+
+def _exchange(
+    problem: WeightProblem, relaxed: Weighted, idx: Tensor, constraints: Constraints, *, enabled: bool
+) -> tuple[Weighted, Tensor, int]:
+    """Swap the worst of the chosen for the best of the other candidates while that lowers the value."""
+    shares = relaxed.weights / constraints.caps
+    candidate = shares > _CANDIDATE
+    candidate[idx] = True
+    rows = candidate.nonzero()[:, 0]
+    small = problem.subset(rows)
+    inside = torch.zeros(len(shares), dtype=torch.bool, device=idx.device)
+    inside[idx] = True
+    inside = inside[rows]
+    best = small.evaluate(_vertex(inside.nonzero()[:, 0], small.constraints))
+    width, accepted = max(1, len(idx) // 5), 0
+    for _ in range(_MAX_EXCHANGES if enabled else 0):
+        swapped = _swap(inside, best.gradient, small.constraints.groups, width)
+        if swapped is None:
+            break
+        trial = small.evaluate(_vertex(swapped.nonzero()[:, 0], small.constraints))
+        if trial.value < best.value - 1e-9 * abs(best.value):
+            best, inside, accepted = trial, swapped, accepted + 1
+        elif width == 1:
+            break
+        else:
+            width = width // 2
+    return best, rows[inside.nonzero()[:, 0]], accepted
+
+
+def _swap(inside: Tensor, gradient: Tensor, groups: Tensor, width: int) -> Tensor | None:
+    """``inside`` after up to ``width`` swaps within groups that lower ``<w, gradient>`` most; ``None`` for none."""
+    pairs = []
+    for group in range(int(groups.max()) + 1):
+        mine = groups == group
+        out = (inside & mine).nonzero()[:, 0]
+        new = (~inside & mine).nonzero()[:, 0]
+        out = out[torch.argsort(gradient[out], descending=True, stable=True)][:width]
+        new = new[torch.argsort(gradient[new], stable=True)][:width]
+        length = min(len(out), len(new))
+        gain = gradient[out[:length]] - gradient[new[:length]]
+        pairs.append(torch.stack([gain, out[:length].to(gain), new[:length].to(gain)]))
+    gain, out, new = torch.cat(pairs, 1)
+    keep = torch.argsort(gain, descending=True, stable=True)[:width]
+    keep = keep[gain[keep] > 0]
+    if len(keep) == 0:
+        return None
+    swapped = inside.clone()
+    swapped[out[keep].long()], swapped[new[keep].long()] = False, True
+    return swapped
