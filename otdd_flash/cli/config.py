@@ -170,6 +170,40 @@ class DistanceConfig:
 
 
 @dataclass
+class MatrixConfig:
+    """``otdd matrix``."""
+
+    datasets: list[Any] = MISSING
+    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    """What is fitted (pca, standardize) is fitted on the first set."""
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    max_samples: int | None = None
+    """For all sets, unless one has its own."""
+    data_root: str | None = None
+    """For all sets, unless one has its own."""
+    resize: list[int] | None = None
+    """[h, w] of pictures, for all sets, unless one has its own."""
+    folder: str | None = None
+    """Where finished pairs are kept and found again; null for the run's own folder."""
+    workers: int | None = None
+    """Processes; null is one for each GPU, or one on the CPU."""
+    shard: str | None = None
+    """i/N: this part of the work, i from 0; all parts share folder."""
+    collect: bool = False
+    """Compute nothing: put together what is finished in folder."""
+    device: str | None = None
+    """cpu, cuda (all that are visible), cuda:1, ...; null takes GPUs where there are any."""
+    seed: int = 0
+    strict: bool = False
+    """Exit code 4 when a pair is not converged."""
+    progress: bool | None = None
+    """Progress on stderr; null shows it on a terminal."""
+
+
+@dataclass
 class InfoConfig:
     """``otdd info``."""
 

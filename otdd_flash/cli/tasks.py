@@ -68,6 +68,12 @@ TASKS = {
             schema="otdd_flash.cli.config:DistanceConfig",
         ),
         Task(
+            name="matrix",
+            summary="distances between all pairs of many data sets, in parallel, resumable",
+            function="otdd_flash.cli.matrix:run",
+            schema="otdd_flash.cli.config:MatrixConfig",
+        ),
+        Task(
             name="info",
             summary="versions, devices, backends, data sets found offline, optional extras",
             function="otdd_flash.cli.info:run",

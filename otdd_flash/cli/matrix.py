@@ -1,0 +1,159 @@
+"""``otdd matrix``: distances between all pairs of many data sets."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from otdd_flash.cli.config import MatrixConfig
+from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
+from otdd_flash.cli.sets import Common, sources
+from otdd_flash.cli.tasks import Job
+from otdd_flash.errors import NotConvergedError
+
+if TYPE_CHECKING:
+    from otdd_flash.matrix import DistanceMatrix
+
+log = logging.getLogger("otdd")
+
+_SHOWN = 12  # sets a side up to which the table on stdout shows the distances
+
+
+def run(config: MatrixConfig, job: Job) -> None:
+    """Compute what is missing, print the matrix, keep it and its figures in the run's folder.
+
+    Raises:
+        RuntimeError: sets or pairs failed; after the rest was printed and written.
+        NotConvergedError: under ``strict``, likewise.
+    """
+    check_format(config.output.format)
+    from otdd_flash.matrix import collect, pairwise
+
+    folder = Path(config.folder) if config.folder else job.folder / "pairs"
+    if config.collect:
+        matrix = collect(folder)
+    else:
+        log.info("finished pairs go to %s; folder= that goes on from there", folder)
+        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        common = Common(config.max_samples, config.data_root, config.resize, config.seed)
+        sets = sources(config.datasets, common, config.features, device)
+        with _termination_as_exit():
+            matrix = pairwise(
+                sets, folder=folder, workers=config.workers, shard=config.shard, **_options(config, device)
+            )
+    record = {"task": "matrix", **matrix.to_dict(), "config": asdict(config)}
+    rows = _rows(matrix, folder)
+    if config.output.files:
+        write_json(record, job.folder / "matrix.json")
+        _write_extras(matrix, job.folder)
+        rows.append(("files", str(job.folder)))
+    emit(record, f"{len(matrix)} data sets", rows, fmt=config.output.format, one_line=job.multirun)
+    _end(matrix, config)
+
+
+def _options(config: MatrixConfig, device: str) -> dict[str, Any]:
+    """Arguments of :func:`otdd_flash.pairwise`; ``max_samples`` was taken while loading, ``strict`` comes last."""
+    return {
+        **asdict(config.solver),
+        "label_distance": config.labels.distance,
+        "label_epsilon": config.labels.epsilon,
+        "label_weight": config.labels.weight,
+        "feature_weight": config.features.weight,
+        "device": device,
+        "seed": config.seed,
+        "progress": sys.stderr.isatty() if config.progress is None else config.progress,
+    }
+
+
+def _end(matrix: DistanceMatrix, config: MatrixConfig) -> None:
+    """Turn failures, and under ``strict`` a lack of convergence, into exit codes."""
+    if matrix.failures:
+        shown = ", ".join(" x ".join(failure.names) for failure in matrix.failures[:5])
+        more = ", ..." if len(matrix.failures) > 5 else ""
+        raise RuntimeError(f"{len(matrix.failures)} sets or pairs failed, the rest is done: {shown}{more}")
+    loose = sum(not certificate["converged"] for certificate in matrix.certificates.values())
+    if config.strict and loose:
+        raise NotConvergedError(f"{loose} of {len(matrix.certificates)} pairs are not converged")
+
+
+def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
+    """The table on stdout: the distances where there is room, then how they were made."""
+    done = len(matrix.certificates)
+    pairs = len(matrix) * (len(matrix) - 1) // 2
+    loose = [pair for pair, certificate in matrix.certificates.items() if not certificate["converged"]]
+    share = f"{matrix.negative_share:.2%} of the spectrum" if matrix.complete and len(matrix) > 1 else "not known"
+    rows = [
+        ("distances", _grid(matrix) if len(matrix) <= _SHOWN else "see matrix.json"),
+        ("pairs", f"{done} of {pairs}, {matrix.computed} items computed, {matrix.reused} found finished"),
+        ("converged", "yes" if not loose else f"NO: {len(loose)} pairs are not"),
+        ("epsilon", f"{matrix.epsilon:.6g}"),
+        ("negative", f"eigenvalues are {share}"),
+        ("label distance", str(matrix.options["label_distance"])),
+        ("time", format_seconds(matrix.seconds)),
+        ("pairs kept in", str(folder)),
+    ]
+    if matrix.failures:
+        rows.append(("failed", "\n".join(f"{' x '.join(f.names)}: {f.error}: {f.message}" for f in matrix.failures)))
+    if matrix.notes:
+        rows.append(("notes", "\n".join(matrix.notes)))
+    return rows
+
+
+def _grid(matrix: DistanceMatrix) -> str:
+    """Roots of the values as lines of text, names on the left and their first letters above."""
+    cells = [["-" if value != value else f"{value:.4g}" for value in row] for row in matrix.roots.tolist()]
+    width = max((len(name) for name in matrix.names), default=0)
+    column = max([7, *(min(len(name), 10) + 1 for name in matrix.names)])
+    head = " " * width + "".join(f"{name[: column - 1]:>{column}}" for name in matrix.names)
+    return "\n".join(
+        [
+            head,
+            *(
+                f"{name:<{width}}" + "".join(f"{cell:>{column}}" for cell in row)
+                for name, row in zip(matrix.names, cells, strict=True)
+            ),
+        ]
+    )
+
+
+def _write_extras(matrix: DistanceMatrix, folder: Path) -> None:
+    """Parquet and figures, where their packages are installed."""
+    if importlib.util.find_spec("pyarrow"):
+        matrix.to_parquet(folder / "matrix.parquet")
+    if not importlib.util.find_spec("matplotlib"):
+        log.info("no figures: matplotlib is not installed (pip install 'otdd-flash[plots]')")
+        return
+    from otdd_flash import plots
+
+    plots.save(plots.heat_map(matrix), folder / "heat_map.png")
+    whole = matrix.finished()
+    if len(whole) > 2:
+        plots.save(plots.dendrogram(whole), folder / "dendrogram.png")
+        plots.save(plots.set_map(whole), folder / "map.png")
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send before they kill, unwind like Ctrl-C: workers end, finished pairs stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,105 @@
+"""The data sets of a task with many: from entries of the config to sources that workers load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from otdd_flash.cli.config import DatasetConfig, FeaturesConfig
+from otdd_flash.cli.data import load_side, make_features
+from otdd_flash.types import LabeledDataset
+
+if TYPE_CHECKING:
+    from otdd_flash.matrix import SetSource
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all entries share unless they have their own.
+
+    Args:
+        max_samples: at most so many.
+        data_root: folder to look in first.
+        resize: of pictures.
+        seed: of draws.
+    """
+
+    max_samples: int | None
+    data_root: str | None
+    resize: Any
+    seed: int
+
+
+def entry(given: Any, common: Common) -> tuple[str, DatasetConfig]:
+    """The name in the matrix and the config of one entry: ``mnist``, ``csv:path`` or ``{name: ..., as: ..., ...}``.
+
+    Raises:
+        ValueError: an entry of another form, or an unknown key.
+    """
+    settings = dict(given) if isinstance(given, dict) else {"name": given}
+    known = [field.name for field in fields(DatasetConfig)]
+    title = settings.pop("as", None)
+    unknown = sorted(set(settings) - set(known))
+    if unknown or not isinstance(settings.get("name"), str):
+        what = f"has the unknown keys {unknown}" if unknown else "has no name"
+        raise ValueError(f"the entry {given!r} of datasets {what}; it takes {', '.join(('as', *known))}")
+    config = DatasetConfig(**settings)
+    for key in ("max_samples", "data_root", "resize"):
+        if getattr(config, key) is None:
+            setattr(config, key, getattr(common, key))
+    return str(title or _title(config)), config
+
+
+def sources(
+    entries: Sequence[Any], common: Common, features: FeaturesConfig, device: str, *, progress: bool = False
+) -> list[SetSource]:
+    """All sets of a task, each loaded and brought to its features by whoever needs it.
+
+    What is fitted (``pca``, ``standardize`` without constants) is fitted on the first set, for all.
+
+    Raises:
+        ValueError: no entries, or features that name a side.
+    """
+    from otdd_flash.matrix import SetSource
+
+    if not entries:
+        raise ValueError("datasets is empty: give at least two, as datasets=[mnist,usps]")
+    if features.fit_on != "source" or features.target_embedder is not None:
+        raise ValueError("many sets have no sides: leave features.fit_on and features.target_embedder as they are")
+    named = [entry(given, common) for given in entries]
+    first = named[0][1] if _fits(features) else None
+    return [SetSource(name, Loader(config, common.seed, features, first, device, progress)) for name, config in named]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads one set and makes its features; small enough to be sent to workers."""
+
+    config: DatasetConfig
+    seed: int
+    features: FeaturesConfig
+    first: DatasetConfig | None
+    device: str
+    progress: bool
+
+    def __call__(self) -> LabeledDataset:
+        """The set with its features."""
+        loaded = load_side(self.config, self.seed)
+        if isinstance(loaded, LabeledDataset) and self.features.embedder == "raw" and self.features.scaling == "none":
+            return loaded
+        reference = loaded if self.first is None else load_side(self.first, self.seed)
+        device = "cuda" if self.device.startswith("cuda") else self.device
+        return make_features(self.features, device, self.progress).apply(reference, loaded)[1]
+
+
+def _fits(features: FeaturesConfig) -> bool:
+    """Whether the features depend on a set that they are fitted on."""
+    chain = features.embedder if isinstance(features.embedder, list) else [features.embedder]
+    return (features.scaling == "standardize" and features.mean is None) or any("pca" in str(part) for part in chain)
+
+
+def _title(config: DatasetConfig) -> str:
+    """A name from what the entry chooses."""
+    classes = None if config.classes is None else "classes " + ",".join(map(str, config.classes))
+    return " ".join(part for part in (config.name, config.split, classes) if part)

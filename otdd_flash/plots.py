@@ -1,0 +1,210 @@
+"""Figures of distance matrices and couplings: matplotlib alone (extra ``plots``), no global state, light and dark.
+
+Every function returns a ``matplotlib.figure.Figure``; :func:`save` writes it as PNG, SVG or PDF by its ending.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import optional_import
+
+if TYPE_CHECKING:
+    from otdd_flash.matrix import DistanceMatrix
+
+Theme = Literal["light", "dark"]
+
+_INK = {"light": "#1f2328", "dark": "#e6e8eb"}
+_MUTED = {"light": "#8a9099", "dark": "#7d858f"}
+_GROUND = {"light": "#ffffff", "dark": "#15181c"}
+_ACCENT = {"light": "#1f5fa8", "dark": "#7fb3e8"}
+_GAP = {"light": "#e8eaed", "dark": "#2a2f36"}
+_COLOURS = {"light": "Blues", "dark": "Blues_r"}  # little is near the ground's own colour in both
+_ANNOTATED = 16  # cells a side up to which numbers are written into a heat map
+
+
+def heat_map(
+    matrix: DistanceMatrix, *, metric: Literal["root", "value"] = "root", ordered: bool = True, theme: Theme = "light"
+) -> Any:
+    """The distance matrix as colours, with numbers where they can be read.
+
+    Args:
+        matrix: may have gaps; they are grey with a dash.
+        metric: ``root`` for distances, ``value`` for squared ones.
+        ordered: sets in the order of the dendrogram's leaves (of a matrix without gaps), else as given.
+        theme: ``light`` or ``dark``.
+    """
+    if ordered and matrix.complete and len(matrix) > 2:
+        matrix = matrix.subset([matrix.names[i] for i in matrix.dendrogram()[1]])
+    table = matrix.roots if metric == "root" else matrix.values
+    title = "distance" if metric == "root" else "squared distance"
+    return _cells(table, matrix.names, matrix.names, title, theme, square=True)
+
+
+def class_coupling(
+    coupling: Tensor, source_names: Sequence[str], target_names: Sequence[str], *, theme: Theme = "light"
+) -> Any:
+    """Mass sent from each source class to each target class, as a share of the source class.
+
+    Args:
+        coupling: ``(c, c')`` from :meth:`otdd_flash.sinkhorn.TransportPlan.class_coupling`.
+        source_names: ``c`` names.
+        target_names: ``c'`` names.
+        theme: ``light`` or ``dark``.
+    """
+    if tuple(coupling.shape) != (len(source_names), len(target_names)):
+        raise ValueError(
+            f"coupling is {tuple(coupling.shape)} for {len(source_names)} source and {len(target_names)} target names"
+        )
+    shares = coupling.double() / coupling.double().sum(1, keepdim=True)
+    return _cells(shares, source_names, target_names, "share of the source class", theme, axes=("source", "target"))
+
+
+def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme = "light") -> Any:
+    """The tree of the sets; a joint stands at the distance between its two groups.
+
+    Args:
+        matrix: without gaps.
+        method: scipy's linkage: ``average``, ``complete``, ``single``, ...
+        theme: ``light`` or ``dark``.
+    """
+    hierarchy = optional_import("scipy.cluster.hierarchy", needed_for="a dendrogram")
+    tree, _ = matrix.dendrogram(method)
+    drawn = hierarchy.dendrogram(tree, no_plot=True)
+    with _figure(theme, 6.4, 1.2 + 0.34 * len(matrix)) as (figure, axes):
+        for heights, places in zip(drawn["dcoord"], drawn["icoord"], strict=True):
+            axes.plot(heights, places, color=_ACCENT[theme], linewidth=1.6, solid_joinstyle="miter")
+        leaves = [matrix.names[i] for i in drawn["leaves"]]
+        axes.set_yticks([5 + 10 * i for i in range(len(leaves))], leaves)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(0, 10 * len(leaves))
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"distance between groups ({method} linkage)")
+        _only(axes, "bottom")
+    return figure
+
+
+def set_map(
+    matrix: DistanceMatrix, *, method: Literal["mds", "tsne"] = "mds", seed: int = 0, theme: Theme = "light"
+) -> Any:
+    """The sets as points of a plane.
+
+    Args:
+        matrix: without gaps.
+        method: ``mds`` keeps distances, ``tsne`` neighbourhoods.
+        seed: of the map.
+        theme: ``light`` or ``dark``.
+    """
+    if method not in ("mds", "tsne"):
+        raise ValueError(f"method must be mds or tsne, got {method!r}")
+    found = matrix.mds(seed) if method == "mds" else matrix.tsne(seed)
+    x, y = found.points.T.tolist()
+    with _figure(theme, 5.6, 5.2) as (figure, axes):
+        axes.scatter(x, y, s=42, color=_ACCENT[theme], zorder=2)
+        for name, *place in zip(matrix.names, x, y, strict=True):
+            axes.annotate(name, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
+        axes.margins(0.15)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        if method == "mds":
+            axes.set_aspect("equal", adjustable="datalim")
+        label = f"MDS of the distances, stress {found.stress:.2f}" if method == "mds" else "t-SNE: neighbourhoods only"
+        axes.set_xlabel(label)
+        _only(axes)
+    return figure
+
+
+def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 160) -> Path:
+    """Write ``figure`` as its ending says (``.png``, ``.svg``, ``.pdf``), on its own ground."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=dpi, facecolor=figure.get_facecolor(), bbox_inches="tight", pad_inches=0.15)
+    return path
+
+
+def _cells(
+    table: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    theme: Theme,
+    *,
+    square: bool = False,
+    axes: tuple[str, str] | None = None,
+) -> Any:
+    """A table as coloured cells with a bar of colours."""
+    matplotlib = optional_import("matplotlib", needed_for="a heat map", extra="plots")
+    numbers = torch.as_tensor(table).double()
+    known = numbers[numbers.isfinite()]
+    low, high = (0.0, float(known.max())) if known.numel() else (0.0, 1.0)
+    if square and known.numel():
+        apart = numbers[~torch.eye(len(rows), dtype=torch.bool)]
+        apart = apart[apart.isfinite()]
+        # between the nearest and the farthest pair: zero on the diagonal would take half of the colours
+        low = float(apart.min()) - 0.25 * float(apart.max() - apart.min()) if apart.numel() else 0.0
+    high = high if high > low else low + 1.0
+    width, height = (1.6 + 0.62 * max(len(names), 3) for names in (columns, rows))
+    with _figure(theme, min(width + 1.2, 24), min(height, 22)) as (figure, panel):
+        panel.set_facecolor(_GAP[theme])
+        colours = matplotlib.colormaps[_COLOURS[theme]].with_extremes(bad=_GAP[theme], under=_GROUND[theme])
+        image = panel.imshow(numbers.numpy(), cmap=colours, vmin=low, vmax=high, aspect="equal" if square else "auto")
+        panel.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
+        panel.set_yticks(range(len(rows)), rows)
+        panel.tick_params(length=0)
+        if axes is not None:
+            panel.set_ylabel(axes[0])
+            panel.set_xlabel(axes[1])
+        if max(len(rows), len(columns)) <= _ANNOTATED:
+            _write_numbers(panel, numbers, colours, (low, high), theme)
+        _only(panel)
+        bar = figure.colorbar(image, ax=panel, fraction=0.046, pad=0.03, extend="min" if square and low > 0 else None)
+        bar.set_label(title)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=0)
+    return figure
+
+
+def _write_numbers(panel: Any, numbers: Tensor, colours: Any, limits: tuple[float, float], theme: Theme) -> None:
+    """Three digits in each cell, dark on light cells and light on dark ones."""
+    low, high = limits
+    for i, row in enumerate(numbers.tolist()):
+        for j, value in enumerate(row):
+            if not math.isfinite(value):
+                panel.text(j, i, "–", ha="center", va="center", color=_MUTED[theme], fontsize=8)
+                continue
+            red, green, blue, _ = colours((value - low) / (high - low))
+            light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
+            shade = _INK["light"] if light else _INK["dark"]
+            panel.text(j, i, f"{value:.3g}", ha="center", va="center", color=shade, fontsize=8)
+
+
+@contextmanager
+def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, Any]]:
+    """A figure with one panel in the theme's colours; matplotlib's own settings are left alone."""
+    if theme not in _INK:
+        raise ValueError(f"theme must be light or dark, got {theme!r}")
+    matplotlib = optional_import("matplotlib", needed_for="a figure", extra="plots")
+    figures = optional_import("matplotlib.figure", needed_for="a figure", extra="plots")
+    ink, ground = _INK[theme], _GROUND[theme]
+    style = {
+        "figure.facecolor": ground, "axes.facecolor": ground, "text.color": ink, "axes.labelcolor": ink,
+        "axes.edgecolor": _MUTED[theme], "xtick.color": _MUTED[theme], "ytick.color": _MUTED[theme],
+        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "font.size": 10, "axes.titlesize": 10,
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        figure = figures.Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.add_subplot()
+
+
+def _only(axes: Any, *kept: str) -> None:
+    """Keep these spines alone."""
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in kept)
