@@ -74,6 +74,12 @@ TASKS = {
             schema="otdd_flash.cli.config:MatrixConfig",
         ),
         Task(
+            name="flow",
+            summary="move one labelled data set towards another along the gradient of their distance",
+            function="otdd_flash.cli.flow:run",
+            schema="otdd_flash.cli.flow_config:FlowConfig",
+        ),
+        Task(
             name="info",
             summary="versions, devices, backends, data sets found offline, optional extras",
             function="otdd_flash.cli.info:run",

@@ -1,0 +1,139 @@
+"""A flow's whole state in one safetensors file, and back, bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import optional_import
+from otdd_flash.flows.state import Evaluation, FlowState
+from otdd_flash.types import LabeledDataset
+
+FORMAT = "otdd-flash flow checkpoint 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A state read from, or on its way to, a file.
+
+    Args:
+        tree: the state as nested dictionaries of tensors and plain values.
+        generator: state of the random generator.
+        source: fingerprint of the set that the flow started from.
+    """
+
+    tree: dict[str, Any]
+    generator: Tensor
+    source: str
+
+    @classmethod
+    def of(cls, state: FlowState, generator: torch.Generator, source: str) -> Checkpoint:
+        """The checkpoint of a state."""
+        at = state.at
+        tree = {
+            "y": state.data.y, "class_names": list(state.data.class_names), "variables": state.variables,
+            "step": state.step, "rate": state.rate, "carried": state.carried, "event": state.event,
+            "at": {
+                "value": at.value, "velocity": at.velocity, "speed": at.speed, "memory": at.memory,
+                "record": at.record,
+            },
+        }  # fmt: skip
+        return cls(tree, generator.get_state(), source)
+
+    def state(self, data: LabeledDataset) -> FlowState:
+        """The state, with weights and all that does not change taken from ``data``."""
+        tree = _to_device(self.tree, data.x.device)
+        data = replace(data, y=tree["y"], class_names=tuple(tree["class_names"]))
+        at = Evaluation(**tree["at"])
+        fields = {name: tree[name] for name in ("variables", "step", "rate", "carried", "event")}
+        return FlowState(data=data, at=at, **fields)
+
+    def check_source(self, source: LabeledDataset) -> None:
+        """Refuse to continue from another set.
+
+        Raises:
+            ValueError: the fingerprints differ.
+        """
+        if source.fingerprint != self.source:
+            raise ValueError(
+                f"the checkpoint is of a flow from other data (fingerprint {self.source}, but {source.name!r} has "
+                f"{source.fingerprint}): resume with the source, max_samples and seed of the first run"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to ``path``; the file appears whole or not at all."""
+        library = optional_import("safetensors.torch", needed_for="saving a checkpoint")
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, Tensor] = {"generator": self.generator}
+        record = {"tree": _flatten(self.tree, tensors), "source": self.source}
+        metadata = {"format": FORMAT, "record": json.dumps(record)}
+        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            library.save_file(tensors, unfinished, metadata=metadata)
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: the file is damaged or of another kind.
+        """
+        library = optional_import("safetensors", needed_for="reading a checkpoint")
+        try:
+            with library.safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise ValueError(f"{path} is not a file of {FORMAT!r}: its format is {metadata.get('format')!r}")
+                record = json.loads(metadata["record"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (library.SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
+        return cls(_restore(record["tree"], tensors), tensors["generator"], record["source"])
+
+
+def _flatten(node: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """The tree with its tensors moved to ``tensors`` and keys spelled so that integers come back as such."""
+    if isinstance(node, Tensor):
+        # a copy each: the format refuses tensors that share memory
+        tensors[path] = node.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": path}
+    if isinstance(node, dict):
+        return {"dict": [[key, _flatten(value, tensors, f"{path}/{key}")] for key, value in node.items()]}
+    if isinstance(node, (list, tuple)):
+        return {"list": [_flatten(value, tensors, f"{path}/{i}") for i, value in enumerate(node)]}
+    if node is None or isinstance(node, (str, int, float, bool)):
+        return node
+    raise TypeError(f"a checkpoint cannot hold {path}, a {type(node).__name__}")
+
+
+def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The tree that :func:`_flatten` was given; tuples come back as lists."""
+    if isinstance(node, dict) and "tensor" in node:
+        return tensors[node["tensor"]]
+    if isinstance(node, dict) and "dict" in node:
+        return {key: _restore(value, tensors) for key, value in node["dict"]}
+    if isinstance(node, dict):
+        return [_restore(value, tensors) for value in node["list"]]
+    return node
+
+
+def _to_device(node: Any, device: torch.device) -> Any:
+    """Tensors on ``device``; single numbers stay on the host, where solvers and optimisers read them."""
+    if isinstance(node, Tensor):
+        return node if node.dim() == 0 else node.to(device)
+    if isinstance(node, dict):
+        return {key: _to_device(value, device) for key, value in node.items()}
+    return [_to_device(value, device) for value in node] if isinstance(node, list) else node

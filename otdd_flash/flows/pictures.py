@@ -1,0 +1,176 @@
+"""Pictures of a flow: samples by class as an image grid, points in the plane, and their animation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.errors import optional_import
+from otdd_flash.flows.callbacks import Callback
+from otdd_flash.flows.state import FlowState
+from otdd_flash.types import LabeledDataset
+
+if TYPE_CHECKING:
+    from otdd_flash.flows.flow import Flow
+
+_GAP = 2  # pixels between pictures
+
+
+@dataclass(eq=False)
+class ImageGrid(Callback):
+    """``folder/images_00010.png``: a row a class of the start, the same samples in every frame.
+
+    Args:
+        folder: where to.
+        every: steps between frames; the start and the end are always drawn.
+        columns: samples a class.
+        scale: screen pixels a picture's pixel.
+    """
+
+    folder: str | os.PathLike[str]
+    every: int = 5
+    columns: int = 10
+    scale: int = 2
+    _rows: list[list[int]] = field(default_factory=list, repr=False)
+
+    def start(self, flow: Flow, state: FlowState, steps: int) -> None:
+        """Choose the samples and draw the start."""
+        if state.data.image_shape is None:
+            raise ValueError(f"{state.data.name!r} holds no pictures: its image_shape is None")
+        if not self._rows:
+            y = state.data.y
+            self._rows = [(y == c).nonzero()[: self.columns, 0].tolist() for c in range(state.data.num_classes)]
+        self._draw(state)
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        """Draw where it is time."""
+        if state.step % self.every == 0:
+            self._draw(state)
+
+    def finish(self, flow: Flow, state: FlowState) -> None:
+        """Draw the end."""
+        self._draw(state)
+
+    def _draw(self, state: FlowState) -> None:
+        shape = state.data.image_shape
+        assert shape is not None
+        image = image_grid(state.variables["x"], self._rows, shape, scale=self.scale)
+        _save(image, Path(self.folder) / f"images_{state.step:05d}.png")
+
+
+@dataclass(eq=False)
+class Scatter(Callback):
+    """``folder/scatter_00010.png``: flowing points, coloured by class, over those of the target.
+
+    Args:
+        target: where the flow goes.
+        folder: where to.
+        every: steps between frames; the start and the end are always drawn.
+        axes: ``(d, 2)`` projection onto the picture; ``None`` takes the features themselves where there are two, else
+            the main axes of start and target together.
+    """
+
+    target: LabeledDataset
+    folder: str | os.PathLike[str]
+    every: int = 5
+    axes: Tensor | None = None
+    _limits: tuple[list[float], list[float]] | None = field(default=None, repr=False)
+
+    def start(self, flow: Flow, state: FlowState, steps: int) -> None:
+        """Choose the axes and draw the start."""
+        stacked = torch.cat([state.data.x.to(torch.float64), self.target.x.to(torch.float64)])
+        if self.axes is None:
+            self.axes = _main_axes(stacked)
+        seen = stacked @ self.axes
+        margin = 0.05 * (seen.amax(0) - seen.amin(0))
+        self._limits = (seen.amin(0) - margin).tolist(), (seen.amax(0) + margin).tolist()
+        self._draw(flow, state)
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        """Draw where it is time."""
+        if state.step % self.every == 0:
+            self._draw(flow, state)
+
+    def finish(self, flow: Flow, state: FlowState) -> None:
+        """Draw the end."""
+        self._draw(flow, state)
+
+    def _draw(self, flow: Flow, state: FlowState) -> None:
+        optional_import("matplotlib", needed_for="scatter pictures", extra="plots")
+        from matplotlib.figure import Figure
+
+        assert self.axes is not None
+        assert self._limits is not None
+        figure = Figure(figsize=(6, 6), layout="tight")
+        axes = figure.add_subplot()
+        now = flow.dataset(state)
+        for data, style in ((self.target, {"marker": "x", "alpha": 0.35}), (now, {"marker": "o", "alpha": 0.8})):
+            points = (data.x.to(torch.float64) @ self.axes).cpu()
+            axes.scatter(points[:, 0], points[:, 1], c=data.y.cpu(), cmap="tab10", vmin=0, vmax=9, s=14, **style)
+        low, high = self._limits
+        axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=f"step {state.step}, value {state.at.value:.4g}")
+        path = Path(self.folder) / f"scatter_{state.step:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=100)
+
+
+@dataclass(eq=False)
+class Animation(Callback):
+    """``path``: all frames ``folder/<pattern>`` as a GIF, made at the end; list it after what draws the frames."""
+
+    path: str | os.PathLike[str]
+    folder: str | os.PathLike[str]
+    pattern: str = "images_*.png"
+    milliseconds: int = 250
+
+    def finish(self, flow: Flow, state: FlowState) -> None:
+        """Join the frames."""
+        images = optional_import("PIL.Image", needed_for="an animation", extra="plots")
+        frames = [images.open(path).convert("RGB") for path in sorted(Path(self.folder).glob(self.pattern))]
+        if not frames:
+            raise ValueError(f"no frames {self.pattern} in {self.folder}: list Animation after what draws them")
+        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        durations = [self.milliseconds] * (len(frames) - 1) + [8 * self.milliseconds]
+        frames[0].save(self.path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+
+
+def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scale: int = 2) -> Any:
+    """Pictures ``x[rows[r][c]]`` as one pillow image; features in ``[0, 1]``, others are cut.
+
+    Args:
+        x: ``(n, d)`` flattened pictures.
+        rows: indices, row by row.
+        shape: ``(h, w)`` or ``(c, h, w)``.
+        scale: screen pixels a picture's pixel.
+    """
+    images = optional_import("PIL.Image", needed_for="image grids", extra="plots")
+    channels, height, width = shape if len(shape) == 3 else (1, *shape)
+    across = max(len(row) for row in rows)
+    canvas = torch.full((len(rows) * (height + _GAP), across * (width + _GAP), 3), 96, dtype=torch.uint8)
+    for r, row in enumerate(rows):
+        for c, index in enumerate(row):
+            picture = (x[index].detach().cpu().float().reshape(channels, height, width).clamp(0, 1) * 255).round()
+            top, left = r * (height + _GAP), c * (width + _GAP)
+            canvas[top : top + height, left : left + width] = picture.to(torch.uint8).permute(1, 2, 0).expand(-1, -1, 3)
+    return images.fromarray(canvas.repeat_interleave(scale, 0).repeat_interleave(scale, 1).numpy())
+
+
+def _save(image: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def _main_axes(points: Tensor) -> Tensor:
+    """``(d, 2)`` projection: the plane itself, or the two directions of largest variance with a fixed sign."""
+    d = points.shape[1]
+    if d <= 2:
+        return torch.eye(d, 2, dtype=torch.float64, device=points.device)
+    centred = points - points.mean(0)
+    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -2:].flip(1)
+    signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+    return axes * signs

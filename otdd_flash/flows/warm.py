@@ -1,0 +1,118 @@
+"""The divergence to a target that stays where it is: its self term once, the rest from the last potentials."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from otdd_flash.cost import DotProductCost
+from otdd_flash.distance import DistanceOptions
+from otdd_flash.ops import Problem, make_operator
+from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence, report_convergence, solve
+from otdd_flash.sinkhorn.solver import Solution
+from otdd_flash.types import Potentials
+
+Memory = dict[str, Tensor]
+
+
+def solve_to_target(cost: DotProductCost, options: DistanceOptions, memory: Memory) -> tuple[Divergence, Memory]:
+    """The divergence over the clouds (moving, target), and what the next solve can start from.
+
+    Args:
+        cost: two clouds; the second and its own label table are those of the earlier calls.
+        options: epsilon, tolerances, precision.
+        memory: empty, or as returned by the last call.
+    """
+    epsilon = float(memory["epsilon"]) if memory else _epsilon(cost, options)
+    solver, execution = options.solver(cost.device), options.execution()
+    x, y = cost.clouds
+    if x.points.shape == y.points.shape and torch.equal(x.points, y.points):
+        found = divergence(cost, epsilon, debiased=options.debiased, options=solver, execution=execution)
+        return found, {**memory, "epsilon": torch.tensor(epsilon, dtype=torch.float64)}
+    kept = {key: value for key, value in memory.items() if key.startswith("target_")}
+    if options.debiased and not kept:
+        kept = _target_term(cost, epsilon, solver, execution)
+    solution = _solve(cost, epsilon, solver, execution, _initial(memory, options.debiased), options.debiased)
+    found = _summary(cost, solution, kept)
+    report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
+    warm = {"epsilon": torch.tensor(epsilon, dtype=torch.float64), "f": found.potentials.f, "g": found.potentials.g}
+    if found.self_potentials is not None:
+        warm["f_self"] = found.self_potentials[0]
+    return found, {**kept, **warm}
+
+
+def _epsilon(cost: DotProductCost, options: DistanceOptions) -> float:
+    if options.epsilon is not None:
+        return options.epsilon
+    mean_cost = cost.mean(0, 1)
+    return options.relative_epsilon * mean_cost if mean_cost > 0 else 1.0
+
+
+def _initial(memory: Memory, debiased: bool) -> list[Potentials] | None:
+    """Potentials of the last solve."""
+    if "f" not in memory:
+        return None
+    cross = [Potentials(memory["f"], memory["g"])]
+    return [*cross, Potentials(memory["f_self"], memory["f_self"])] if debiased else cross
+
+
+def _solve(
+    cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution,
+    initial: list[Potentials] | None, debiased: bool,
+) -> Solution:  # fmt: skip
+    """The cross problem and the moving cloud's own; from the start where a warm start leads nowhere."""
+    problems: list[Problem] = [(0, 1), (0, 0)] if debiased else [(0, 1)]
+    operator = make_operator(
+        cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
+        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+    )  # fmt: skip
+    solution = solve(operator, epsilon, solver, initial=initial)
+    if initial is not None and not bool(solution.converged.all()):
+        solution = solve(operator, epsilon, solver)
+    return solution
+
+
+def _target_term(cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution) -> Memory:
+    """Potentials, values and certificate of ``OT(b, b)``."""
+    operator = make_operator(
+        cost, [(1, 1)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
+        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+    )  # fmt: skip
+    solution = solve(operator, epsilon, solver)
+    return {
+        "target_g": solution.potentials(0).f.clone(),
+        "target_dual": solution.dual[0].clone(),
+        "target_primal": solution.primal[0].clone(),
+        "target_error": solution.marginal_error[0].clone(),
+        "target_iterations": solution.iterations[0].clone(),
+        "target_converged": solution.converged[0].clone(),
+    }
+
+
+def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergence:
+    """The divergence with the certificate of all its problems."""
+    names, factors = ["cross", "source self", "target self"], [1.0, -0.5, -0.5]
+    columns = {
+        "dual": solution.dual, "primal": solution.primal, "marginal_error": solution.marginal_error,
+        "iterations": solution.iterations, "converged": solution.converged,
+    }  # fmt: skip
+    if kept:
+        theirs = ("target_dual", "target_primal", "target_error", "target_iterations", "target_converged")
+        columns = {
+            name: torch.cat([column, kept[key].reshape(1).to(column)])
+            for (name, column), key in zip(columns.items(), theirs, strict=True)
+        }
+    weight = torch.tensor(factors[: len(columns["dual"])], dtype=torch.float64)
+    cross = solution.potentials(0)
+    gap = float((weight.abs() * (columns["dual"] - columns["primal"]).abs()).sum())
+    certificates = [
+        {"problem": name, **{key: column[p].item() for key, column in columns.items()}}
+        for p, name in enumerate(names[: len(weight)])
+    ]
+    return Divergence(
+        value=float(weight @ columns["dual"]), primal=float(weight @ columns["primal"]), gap=gap, error=gap,
+        marginal_error=float(columns["marginal_error"].max()), iterations=int(solution.iterations.max()),
+        converged=bool(columns["converged"].all()), epsilon=solution.epsilon, debiased=bool(kept), potentials=cross,
+        self_potentials=(solution.potentials(1).f, kept["target_g"]) if kept else None, cost=cost,
+        info=solution.operator.info, certificates=tuple(certificates),
+    )  # fmt: skip
