@@ -32,15 +32,18 @@ def oracle(result: otdd.DistanceResult, a: otdd.LabeledDataset, b: otdd.LabeledD
     return reference.divergence(x, y, a.normalised_weights, b.normalised_weights, result.epsilon, label_cost=labels)
 
 
+@pytest.fixture(scope="module")
+def images(data_root) -> list[otdd.LabeledDataset]:
+    """The first 600 training images of MNIST and Fashion-MNIST."""
+    names = ("mnist", "fashion_mnist")
+    return [otdd.load(name, data_root=data_root).subset(torch.arange(600)) for name in names]
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("epsilon", [10.0, 2.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_mnist_to_fashion_equals_the_dense_oracle(data_root, method: str, epsilon: float) -> None:
-    sets = []
-    for name in ("mnist", "fashion_mnist"):
-        full = otdd.load(name, data_root=data_root)
-        sets.append(full.subset(torch.arange(600)))
-    a, b = sets
+def test_mnist_to_fashion_equals_the_dense_oracle(images, method: str, epsilon: float) -> None:
+    a, b = images
     tight = otdd.dataset_distance(
         a, b, label_distance=method, epsilon=epsilon, tol=1e-8, precision="fp64", max_iterations=5000
     )
