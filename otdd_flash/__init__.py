@@ -25,6 +25,7 @@ _EXPORTS = {
     "MicrosoftConvention": "otdd_flash.conventions",
     "pairwise": "otdd_flash.matrix",
     "DistanceMatrix": "otdd_flash.matrix",
+    "rank": "otdd_flash.selection.rank",
     "SamplesLoss": "otdd_flash.samples_loss",
     "sinkhorn_batch": "otdd_flash.sinkhorn",
     "sinkhorn_divergence": "otdd_flash.sinkhorn",

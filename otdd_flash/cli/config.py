@@ -204,6 +204,37 @@ class MatrixConfig:
 
 
 @dataclass
+class RankConfig:
+    """``otdd rank``."""
+
+    target: DatasetConfig = field(default_factory=DatasetConfig)
+    candidates: list[Any] = MISSING
+    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    """What is fitted (pca, standardize) is fitted on the target."""
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    bootstrap: int = 40
+    """Half-sample replicates behind intervals and p-values; 0 gives the order alone."""
+    level: float = 0.95
+    """Of the intervals and of the test between neighbours."""
+    max_samples: int | None = None
+    """For all sets, unless one has its own."""
+    data_root: str | None = None
+    """For all sets, unless one has its own."""
+    resize: list[int] | None = None
+    """[h, w] of pictures, for all sets, unless one has its own."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
+    seed: int = 0
+    strict: bool = False
+    """Exit code 4 when a distance is not converged."""
+    progress: bool | None = None
+    """Progress on stderr; null shows it on a terminal."""
+
+
+@dataclass
 class InfoConfig:
     """``otdd info``."""
 

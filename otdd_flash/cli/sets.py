@@ -52,11 +52,21 @@ def entry(given: Any, common: Common) -> tuple[str, DatasetConfig]:
 
 
 def sources(
-    entries: Sequence[Any], common: Common, features: FeaturesConfig, device: str, *, progress: bool = False
+    entries: Sequence[Any],
+    common: Common,
+    features: FeaturesConfig,
+    device: str,
+    *,
+    fitted_on: DatasetConfig | None = None,
 ) -> list[SetSource]:
     """All sets of a task, each loaded and brought to its features by whoever needs it.
 
-    What is fitted (``pca``, ``standardize`` without constants) is fitted on the first set, for all.
+    Args:
+        entries: as :func:`entry` takes them.
+        common: what they share.
+        features: of all sets; what is fitted (``pca``, ``standardize`` without constants) is fitted once, for all.
+        device: of embedders.
+        fitted_on: the set that features are fitted on; default the first of ``entries``.
 
     Raises:
         ValueError: no entries, or features that name a side.
@@ -64,12 +74,19 @@ def sources(
     from otdd_flash.matrix import SetSource
 
     if not entries:
-        raise ValueError("datasets is empty: give at least two, as datasets=[mnist,usps]")
+        raise ValueError("there are no data sets: name some, as [mnist,usps]")
     if features.fit_on != "source" or features.target_embedder is not None:
         raise ValueError("many sets have no sides: leave features.fit_on and features.target_embedder as they are")
     named = [entry(given, common) for given in entries]
-    first = named[0][1] if _fits(features) else None
-    return [SetSource(name, Loader(config, common.seed, features, first, device, progress)) for name, config in named]
+    first = (fitted_on or named[0][1]) if _fits(features) else None
+    return [SetSource(name, Loader(config, common.seed, features, first, device)) for name, config in named]
+
+
+def target_source(config: DatasetConfig, common: Common, features: FeaturesConfig, device: str) -> SetSource:
+    """The set that others are compared with; features are fitted on it."""
+    from otdd_flash.matrix import SetSource
+
+    return SetSource(_title(config), Loader(config, common.seed, features, None, device))
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,6 @@ class Loader:
     features: FeaturesConfig
     first: DatasetConfig | None
     device: str
-    progress: bool
 
     def __call__(self) -> LabeledDataset:
         """The set with its features."""
@@ -90,7 +106,7 @@ class Loader:
             return loaded
         reference = loaded if self.first is None else load_side(self.first, self.seed)
         device = "cuda" if self.device.startswith("cuda") else self.device
-        return make_features(self.features, device, self.progress).apply(reference, loaded)[1]
+        return make_features(self.features, device, progress=False).apply(reference, loaded)[1]
 
 
 def _fits(features: FeaturesConfig) -> bool:

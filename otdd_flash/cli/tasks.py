@@ -80,6 +80,12 @@ TASKS = {
             schema="otdd_flash.cli.flow_config:FlowConfig",
         ),
         Task(
+            name="rank",
+            summary="candidate data sets ordered by distance to a target, with intervals and class matching",
+            function="otdd_flash.cli.rank:run",
+            schema="otdd_flash.cli.config:RankConfig",
+        ),
+        Task(
             name="info",
             summary="versions, devices, backends, data sets found offline, optional extras",
             function="otdd_flash.cli.info:run",

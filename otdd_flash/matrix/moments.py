@@ -11,9 +11,8 @@ exactly the mean cost, for ``gaussian`` and ``sinkhorn`` the label part is a low
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,19 +71,19 @@ class Moments:
 
 
 def reference_cost(
-    moments: Sequence[Moments], *, feature_weight: float, label_weight: float, label_distance: Any
+    pairs: Iterable[tuple[Moments, Moments]], *, feature_weight: float, label_weight: float, label_distance: Any
 ) -> float:
-    """Mean over all pairs of sets of equal width of the cost above; 0 where there is no such pair."""
-    total, pairs = 0.0, 0
-    for x, y in itertools.combinations(moments, 2):
+    """Mean over those pairs of sets that have equal width of the cost above; 0 where there is none."""
+    total, count = 0.0, 0
+    for x, y in pairs:
         if len(x.mean) != len(y.mean):
             continue
         total += feature_weight * float(x.spread + y.spread + (x.mean - y.mean).square().sum())
         if label_distance is not None and label_weight > 0:
             apart = (x.label_mean - y.label_mean).square().reshape(2, -1).sum(1) + x.label_spread + y.label_spread
             total += label_weight * float(apart[0] if label_distance == "means" else apart.sum())
-        pairs += 1
-    return total / pairs if pairs else 0.0
+        count += 1
+    return total / count if count else 0.0
 
 
 def reference_class_cost(moments: Sequence[Moments]) -> float:

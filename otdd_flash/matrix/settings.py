@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,8 +12,6 @@ from otdd_flash.distance import DistanceOptions
 from otdd_flash.labels import METHODS, LabelSinkhorn
 from otdd_flash.matrix.moments import Moments, reference_class_cost, reference_cost
 from otdd_flash.matrix.store import Store, content_key
-
-log = logging.getLogger("otdd_flash")
 
 _LABEL_FRACTION = LabelSinkhorn().relative_epsilon
 
@@ -89,13 +87,16 @@ def method_name(method: Any) -> str | None:
     return f"callable {getattr(method, '__qualname__', type(method).__name__)}" if callable(method) else method
 
 
-def make_options(options: DistanceOptions | None, overrides: Mapping[str, Any], *, stored: bool) -> DistanceOptions:
-    """The options of a matrix, checked.
+def make_options(
+    options: DistanceOptions | None, overrides: Mapping[str, Any], *, stored: bool, function: str = "pairwise"
+) -> DistanceOptions:
+    """The options of a matrix or ranking, checked.
 
     Args:
         options: all together, or ``None`` for the defaults.
         overrides: fields over ``options``.
         stored: whether results are kept in a folder, where they are found by key.
+        function: named in messages.
 
     Raises:
         TypeError: an argument that is no option.
@@ -104,7 +105,7 @@ def make_options(options: DistanceOptions | None, overrides: Mapping[str, Any], 
     known = [field.name for field in fields(DistanceOptions)]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
-        raise TypeError(f"pairwise has no argument {', '.join(unknown)}; besides its own it takes {', '.join(known)}")
+        raise TypeError(f"{function} has no argument {', '.join(unknown)}; besides its own it takes {', '.join(known)}")
     chosen = replace(options or DistanceOptions(), **overrides)
     method = chosen.label_distance
     if callable(method):
@@ -117,8 +118,10 @@ def make_options(options: DistanceOptions | None, overrides: Mapping[str, Any], 
             f"label_distance must be one of {', '.join(METHODS)}, a callable or None, got "
             f"{method if isinstance(method, str) else type(method).__name__}: a given table belongs to one pair"
         )
+    if chosen.convention is not None:
+        raise ValueError(f"{function} gives converged distances alone: leave convention out")
     if chosen.reach_x != chosen.reach_y:
-        raise ValueError("reach_x and reach_y must be equal for a symmetric matrix: give reach")
+        raise ValueError("reach_x and reach_y must be equal, both sets have self terms: give reach")
     return chosen if chosen.reach_x is None else replace(chosen, reach=chosen.reach_x, reach_x=None, reach_y=None)
 
 
@@ -138,7 +141,8 @@ def settle(options: DistanceOptions, moments: Mapping[str, Moments], store: Stor
     """
     asked = _asked(options)
     key = content_key("settings", asked)
-    fresh = _fresh(options, [moments[fingerprint] for fingerprint in sorted(moments)])
+    ordered = [moments[fingerprint] for fingerprint in sorted(moments)]
+    fresh = epsilons(options, ordered, itertools.combinations(ordered, 2))
     kept = store.write_first("settings", key, {"asked": asked, **fresh})
     notes = []
     for name in ("epsilon", "label_epsilon"):
@@ -163,13 +167,15 @@ def _asked(options: DistanceOptions) -> dict[str, Any]:
     return {**record, "label_distance": method_name(options.label_distance)}
 
 
-def _fresh(options: DistanceOptions, moments: list[Moments]) -> dict[str, float | None]:
-    """Epsilons from these sets."""
+def epsilons(
+    options: DistanceOptions, moments: Sequence[Moments], pairs: Iterable[tuple[Moments, Moments]]
+) -> dict[str, Any]:
+    """``epsilon``, ``label_epsilon`` and ``reference_cost`` for these sets and the pairs of them that matter."""
     reference = None
     epsilon = options.epsilon
     if epsilon is None:
         reference = reference_cost(
-            moments, feature_weight=options.feature_weight, label_weight=options.label_weight,
+            pairs, feature_weight=options.feature_weight, label_weight=options.label_weight,
             label_distance=options.label_distance,
         )  # fmt: skip
         epsilon = options.relative_epsilon * reference if reference > 0 else 1.0

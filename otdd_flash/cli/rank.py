@@ -1,0 +1,87 @@
+"""``otdd rank``: candidate data sets ordered by their distance to a target."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from otdd_flash.cli.config import RankConfig
+from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
+from otdd_flash.cli.sets import Common, sources, target_source
+from otdd_flash.cli.tasks import Job
+from otdd_flash.errors import NotConvergedError
+
+if TYPE_CHECKING:
+    from otdd_flash.selection.rank import RankedSet, Ranking
+
+
+def run(config: RankConfig, job: Job) -> None:
+    """Print the ranking with its intervals and class matching, keep it in the run's folder.
+
+    Raises:
+        RuntimeError: candidates failed; after the others were printed and written.
+        NotConvergedError: under ``strict``, likewise.
+    """
+    check_format(config.output.format)
+    from otdd_flash.selection.rank import rank
+
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    common = Common(config.max_samples, config.data_root, config.resize, config.seed)
+    goal = target_source(config.target, common, config.features, device)
+    sets = sources(config.candidates, common, config.features, device, fitted_on=config.target)
+    ranking = rank(
+        sets, goal, bootstrap=config.bootstrap, level=config.level, seed=config.seed, device=device,
+        label_distance=config.labels.distance, label_epsilon=config.labels.epsilon, label_weight=config.labels.weight,
+        feature_weight=config.features.weight, **asdict(config.solver),
+        progress=sys.stderr.isatty() if config.progress is None else config.progress,
+    )  # fmt: skip
+    record = {"task": "rank", **ranking.to_dict(), "config": asdict(config)}
+    rows = _rows(ranking)
+    if config.output.files:
+        write_json(record, job.folder / "ranking.json")
+        if importlib.util.find_spec("matplotlib"):
+            from otdd_flash import plots
+
+            nearest = ranking.candidates[0]
+            figure = plots.class_coupling(nearest.coupling, nearest.class_names, ranking.target_classes)
+            plots.save(figure, job.folder / "class_coupling.png")
+        rows.append(("files", str(job.folder)))
+    title = f"{len(ranking.candidates)} candidates for {ranking.target}"
+    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    if ranking.failures:
+        names = ", ".join(failure.names[0] for failure in ranking.failures)
+        raise RuntimeError(f"{len(ranking.failures)} candidates failed, the others are ranked: {names}")
+    loose = [candidate.name for candidate in ranking.candidates if not candidate.converged]
+    if config.strict and loose:
+        raise NotConvergedError(f"not converged: {', '.join(loose)}")
+
+
+def _rows(ranking: Ranking) -> list[Row]:
+    """One row a candidate, then how it was made, then what feeds each class of the target."""
+    rows = [(f"{place}. {item.name}", _line(item)) for place, item in enumerate(ranking.candidates, 1)]
+    if ranking.bootstrap:
+        made = f"{ranking.bootstrap} half-samples of both sets"
+        rows.append(("intervals", f"{ranking.level:.0%}, of the squared distance less its sampling bias, from {made}"))
+    rows += [("epsilon", f"{ranking.epsilon:.6g}"), ("time", format_seconds(ranking.seconds))]
+    nearest = ranking.candidates[0]
+    lines = [f"{m['target']} <- {m['source']} ({m['share']:.0%})" for m in ranking.matching(nearest.name)]
+    rows.append((f"from {nearest.name}", "\n".join(lines)))
+    if ranking.failures:
+        rows.append(("failed", "\n".join(f"{f.names[0]}: {f.error}: {f.message}" for f in ranking.failures)))
+    return rows
+
+
+def _line(item: RankedSet) -> str:
+    """Distance, interval, and whether the next one is really farther."""
+    interval = "" if item.low is None else f", {item.low:.5g} to {item.high:.5g}"
+    words = [f"{item.root:.5g} (squared {item.value:.5g}{interval})"]
+    if item.certain is not None:
+        said = "nearer than the next" if item.certain else "order to the next NOT significant"
+        words.append(f"{said}, p = {item.p_next:.2g}")
+    if not item.converged:
+        words.append("NOT converged")
+    return "; ".join(words)
