@@ -7,7 +7,7 @@ import sys
 import traceback
 from enum import IntEnum
 
-from otdd_flash.errors import NotConvergedError
+from otdd_flash.errors import DistributionShiftError, NotConvergedError
 
 
 class ExitCode(IntEnum):
@@ -16,6 +16,7 @@ class ExitCode(IntEnum):
     OK = 0
     ERROR = 1
     USAGE = 2
+    EXCEEDED = 3
     NOT_CONVERGED = 4
     INTERRUPTED = 130
 
@@ -24,6 +25,8 @@ def exit_code(error: BaseException) -> ExitCode:
     """The exit code that ``error`` stands for."""
     if isinstance(error, NotConvergedError):
         return ExitCode.NOT_CONVERGED
+    if isinstance(error, DistributionShiftError):
+        return ExitCode.EXCEEDED
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     # Everything that Hydra and OmegaConf raise is about the command line or a config file.
@@ -55,7 +58,7 @@ def _text(error: BaseException) -> str:
         return "interrupted"
     if code == ExitCode.USAGE:
         return _config_text(message, error.__cause__)
-    if message and isinstance(error, (ValueError, RuntimeError, OSError, ImportError)):
+    if message and isinstance(error, (ValueError, RuntimeError, OSError, ImportError, DistributionShiftError)):
         return message
     return f"{type(error).__name__}: {message}"
 

@@ -24,7 +24,7 @@ examples:
   otdd distance source=mnist target=fashion_mnist max_samples=2000 data_root=DIR
   otdd distance --multirun source=mnist target=fashion_mnist labels=gaussian,means output=json
 
-exit codes: 0 done, 1 error, 2 usage, 4 not converged under strict=true
+exit codes: 0 done, 1 error, 2 usage, 3 gate of otdd check exceeded, 4 not converged under strict=true
 """
 
 

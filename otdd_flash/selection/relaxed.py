@@ -6,9 +6,9 @@
 subset of ``k`` samples with equal weights is a vertex of this set for ``u = 1/k``: the minimum bounds every subset from
 below.
 
-Mirror descent in the entropy: ``w <- projection of w exp(-(f - h) / eps)``; the step 1/eps is safe because ``OT_eps``
-is eps-smooth relative to the entropy (Aubin-Frankowski et al. 2022). Potentials follow by a few Sinkhorn passes a step.
-By convexity ``gap = <w, f - h> - min_{w'} <w', f - h>`` bounds what is left to gain.
+Mirror descent in the entropy: ``w <- projection of w exp(-(f - h) rate / eps)``, the potentials following by a few
+Sinkhorn passes a step (Aubin-Frankowski et al. 2022 on mirror descent over measures). By convexity
+``gap = <w, f - h> - min_{w'} <w', f - h>`` bounds what is left to gain.
 
 Weights move while the stored costs do not: an operator built for weights ``a`` gives the plan for ``w`` when its
 potentials are shifted by ``eps log(w / a)``.
@@ -16,7 +16,7 @@ potentials are shifted by ``eps log(w / a)``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ from otdd_flash.sinkhorn import Execution
 
 _FLOOR = 1e-8  # smallest weight in units of its cap: keeps every potential defined
 _PASSES = 2  # Sinkhorn passes a mirror step: one update of each side
+_ROUND = 10  # mirror steps between looks at the converged value
 _EVALUATION_PASSES = 300
+_NEGLIGIBLE = 1e-3  # of epsilon: a value that counts as zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,23 +152,27 @@ class WeightProblem:
         return problem
 
     def minimise(self, steps: int, relative_gap: float) -> Weighted:
-        """Mirror descent from the pool's own weights, until the gap is below ``relative_gap`` of the value."""
-        weights = self._floored(self.constraints.project(self._a))
-        step = 0
-        for step in range(1, steps + 1):
-            for _ in range(_PASSES):
-                self._pass(weights)
-            gradient = self._f - self._h
-            gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)
-            if step % 10 == 0 and gap <= 2 * relative_gap * abs(self._value(weights)):
-                found = self.evaluate(weights, step)
-                if found.gap <= relative_gap * abs(found.value):
-                    return found
-            moved = weights * torch.exp(-(gradient - gradient.min()) / self.epsilon)
-            weights = self._floored(self.constraints.project(moved))
-        return self.evaluate(weights, step)
+        """Mirror descent from the pool's own weights, until the gap is below ``relative_gap`` of the value.
 
-    def evaluate(self, weights: Tensor, steps: int = 0) -> Weighted:
+        Rounds of a few steps are judged by their converged value: one that did not lower it is undone, and the step
+        halved.
+        """
+        best = self.evaluate(self.constraints.project(self._a))
+        step, rate = 0, 1.0
+        while step < steps and best.gap > relative_gap * max(abs(best.value), _NEGLIGIBLE * self.epsilon):
+            weights = best.weights
+            taken = min(_ROUND, steps - step)
+            for _ in range(taken):
+                weights = self._mirror(weights, rate)
+            step += taken
+            found = self.evaluate(weights)
+            if found.value < best.value:
+                best = found
+            else:
+                rate /= 2
+        return replace(best, steps=step)
+
+    def evaluate(self, weights: Tensor) -> Weighted:
         """Value, gradient and gap at ``weights``, with converged potentials."""
         weights = self._floored(weights)
         for passes in range(_EVALUATION_PASSES):
@@ -175,7 +181,15 @@ class WeightProblem:
                 break
         gradient = self._f - self._h
         gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)
-        return Weighted(weights, gradient, self._value(weights), gap, steps)
+        return Weighted(weights, gradient, self._value(weights), gap)
+
+    def _mirror(self, weights: Tensor, rate: float) -> Tensor:
+        """A few Sinkhorn passes, then one step of ``rate / eps`` along the gradient they give."""
+        for _ in range(_PASSES):
+            self._pass(weights)
+        gradient = self._f - self._h
+        moved = weights * torch.exp(-rate / self.epsilon * (gradient - gradient.min()))
+        return self._floored(self.constraints.project(moved))
 
     def _floored(self, weights: Tensor) -> Tensor:
         weights = torch.maximum(weights, _FLOOR * self.constraints.caps)

@@ -202,7 +202,7 @@ def select(
     weights = _vertex(idx[order], constraints)[idx[order]]
     return Selection(
         idx=idx[order], weights=weights, scores=shares.clamp(0.0, 1.0), value=chosen.value, pool_value=result.value,
-        relaxed_value=relaxed.value, lower_bound=relaxed.value - relaxed.gap, steps=relaxed.steps,
+        relaxed_value=relaxed.value, lower_bound=max(relaxed.value - relaxed.gap, 0.0), steps=relaxed.steps,
         exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of, result=result,
     )  # fmt: skip
 

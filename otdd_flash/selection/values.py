@@ -6,7 +6,7 @@ mass to sample ``i`` and scaling down all others removes the constant: the *cali
 
     v_i = d/dt S(a + t (e_i - a_{-i}), b) = (h_i - <a, h>) / (1 - a_i)          a_{-i}: the others, rescaled to mass one
 
-For uniform weights ``v_i = h_i - mean_{j != i} h_j`` (Just et al. 2023, equation 1, there without the self term). A
+For uniform weights ``v_i = h_i - mean_{j != i} h_j`` (Just et al. 2023, there without the self term). A
 positive value means that more of such a sample takes the pool away from the target: mislabelled, noisy, foreign.
 Scaling down only the samples of its own class keeps the class masses, and tells a bad sample from one of a class that
 is over-represented or hard:
@@ -146,7 +146,7 @@ def values(
         ValueError: an unbalanced, biased or conventional problem, which has no such gradient.
         TypeError, NotConvergedError, MemoryError: as :func:`~otdd_flash.dataset_distance`.
 
-    Source: Just et al. (2023), LAVA, equation 1 and section 3.2.
+    Source: Just et al. (2023), arXiv 2305.00054, the calibrated gradient.
     """
     pool, target, options = prepare(pool, target, options or DEFAULT_OPTIONS, overrides)
     result = dataset_distance(pool, target, options=options)

@@ -1,0 +1,59 @@
+"""``otdd check``: is a batch from the distribution of a reference? The exit code says so."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from otdd_flash.cli.data import features_row, load_side, make_features, side_title
+from otdd_flash.cli.output import Row, check_format, emit, write_json
+from otdd_flash.cli.selection_config import CheckConfig
+from otdd_flash.cli.tasks import Job
+from otdd_flash.errors import DistributionShiftError
+
+if TYPE_CHECKING:
+    from otdd_flash.selection.check import CheckResult
+
+
+def run(config: CheckConfig, job: Job) -> None:
+    """Check ``config.target`` (the batch) against ``config.source`` (the reference).
+
+    Raises:
+        DistributionShiftError: the gate was exceeded; after the result was printed and written. Exit code 3.
+    """
+    check_format(config.output.format)
+    from otdd_flash.selection.check import check
+
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
+    reference, batch, done = make_features(config.features, device, False).apply(*loaded)
+    result = check(reference.to(device), batch.to(device), seed=config.seed, **asdict(config.gate))
+    record = {"task": "check", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
+    rows = _rows(result, features_row(done))
+    if config.output.files:
+        write_json(record, job.folder / "result.json")
+        rows.append(("files", str(job.folder)))
+    title = f"{side_title(batch, config.target)} against {side_title(reference, config.source)}"
+    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    if result.exceeded:
+        raise DistributionShiftError(result.summary())
+
+
+def _rows(result: CheckResult, features: str | None) -> list[Row]:
+    gate = f"p <= {result.alpha:g}" if result.threshold is None else f"value > {result.threshold:g}"
+    p_value = "none" if result.p_value is None else f"{result.p_value:.4g}  ({result.permutations} permutations)"
+    rows = [
+        ("gate", f"{'EXCEEDED' if result.exceeded else 'kept'}  ({gate})"),
+        ("value", f"{result.value:.6g}  (squared distance, debiased)"),
+        ("p-value", p_value),
+        ("null", ", ".join(f"{name} {value:.4g}" for name, value in result.null.items()) or "none"),
+        ("n x m", f"{result.n} x {result.m}  (of {result.seen[0]} and {result.seen[1]})"),
+        ("epsilon", f"{result.epsilon:.6g}"),
+        *([] if features is None else [("features", features)]),
+    ]
+    for name, classes in (("new classes", result.new_classes), ("missing classes", result.missing_classes)):
+        if classes:
+            rows.append((name, ", ".join(classes)))
+    return rows

@@ -1,0 +1,75 @@
+"""``otdd select``: the part of a pool whose distribution is nearest to a target's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from otdd_flash.cli.config import DatasetConfig
+from otdd_flash.cli.data import features_row, load_side, make_features, side_title
+from otdd_flash.cli.distance import solver_arguments
+from otdd_flash.cli.output import Row, check_format, emit, write_json
+from otdd_flash.cli.selection_config import SelectConfig
+from otdd_flash.cli.tasks import Job
+from otdd_flash.errors import NotConvergedError
+
+if TYPE_CHECKING:
+    from otdd_flash.selection.select import Selection
+
+
+def run(config: SelectConfig, job: Job) -> None:
+    """Choose from ``config.source`` and ``config.more``; the chosen rows go to the run's folder.
+
+    Raises:
+        NotConvergedError: under ``strict``, after the choice was printed and written.
+    """
+    check_format(config.output.format)
+    from otdd_flash.selection.select import SearchOptions, select
+
+    arguments = solver_arguments(config)
+    sides = [config.source, *(_with_defaults(side, config) for side in config.more)]
+    target = load_side(config.target, config.seed)
+    # one fit for all sources: the target's
+    settings = replace(config.features, fit_on="target") if config.more else config.features
+    features = make_features(settings, arguments["device"], arguments["progress"])
+    done = [features.apply(load_side(side, config.seed), target) for side in sides]
+    pools, target = [pool for pool, _, _ in done], done[0][1]
+    found = select(
+        pools, target, config.n_to_select, balance=config.balance, search=SearchOptions(**asdict(config.search)),
+        **arguments,
+    )  # fmt: skip
+    record = {"task": "select", **found.to_dict(), "features": done[0][2].to_dict(), "config": asdict(config)}
+    rows = _rows(found, features_row(done[0][2]))
+    if config.output.files:
+        write_json(record, job.folder / "result.json")
+        found.write(job.folder / "selected.jsonl")
+        rows.append(("files", str(job.folder)))
+    names = " + ".join(side_title(pool, side) for pool, side in zip(pools, sides, strict=True))
+    title = f"{len(found.idx)} of {names} for {side_title(target, config.target)}"
+    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    if config.strict and not found.result.converged:
+        raise NotConvergedError(f"marginal error {found.result.marginal_error:.2e} is above tol {found.result.tol:.2e}")
+
+
+def _with_defaults(side: DatasetConfig, config: SelectConfig) -> DatasetConfig:
+    """A further source with the settings that all sides share, where it has none of its own."""
+    return replace(
+        side,
+        max_samples=config.max_samples if side.max_samples is None else side.max_samples,
+        data_root=config.data_root if side.data_root is None else side.data_root,
+        resize=config.resize if side.resize is None else side.resize,
+    )
+
+
+def _rows(found: Selection, features: str | None) -> list[Row]:
+    summary = found.to_dict()
+    return [
+        ("value", f"{found.value:.6g}  (squared distance of the chosen, debiased)"),
+        ("lower bound", f"{found.lower_bound:.6g}  (of any choice of this size)"),
+        ("whole pool", f"{found.pool_value:.6g}"),
+        ("selected", f"{len(found.idx)} of {found.pool.n}"),
+        *([] if features is None else [("features", features)]),
+        ("sources", "\n".join(f"{count}  {name}" for name, count in summary["by_source"].items())),
+        ("classes", "\n".join(f"{count}  {name}" for name, count in summary["by_class"].items())),
+        ("search", f"{found.steps} steps, {found.exchanges} exchanges"),
+    ]

@@ -1,0 +1,78 @@
+"""Configs of the tasks values, select and check; see :mod:`otdd_flash.cli.config` for the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from otdd_flash.cli.config import DatasetConfig, DistanceConfig, FeaturesConfig, OutputConfig
+
+
+@dataclass
+class ValuesConfig(DistanceConfig):
+    """``otdd values``: source is the pool."""
+
+    parts: bool = True
+    """Split each value into a feature and a label part (one more solve)."""
+    top: int = 10
+    """Samples that the table on stdout shows."""
+
+
+@dataclass
+class SearchConfig:
+    """How long the selection searches; every key is a field of :class:`otdd_flash.selection.select.SearchOptions`."""
+
+    steps: int = 60
+    relative_gap: float = 0.01
+    exchange: bool = True
+
+
+@dataclass
+class SelectConfig(DistanceConfig):
+    """``otdd select``: source is the pool, or its first part."""
+
+    more: list[DatasetConfig] = field(default_factory=list)
+    """Further sources of the pool: more=[{name: fashion_mnist}, {name: kmnist, split: test}]."""
+    n_to_select: Any = 0.1
+    """A count, or a fraction of the pool in (0, 1)."""
+    balance: Any = None
+    """null for a free choice, classes for equal counts, or counts by class name."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+
+@dataclass
+class GateConfig:
+    """Statistic and gate; every key is a field of :class:`otdd_flash.selection.check.CheckOptions`."""
+
+    alpha: float = 0.05
+    """Exceeded where the p-value is at most alpha."""
+    threshold: float | None = None
+    """Gate on the value instead of the p-value."""
+    permutations: int = 199
+    relative_epsilon: float = 0.1
+    label_distance: str | None = "gaussian_diag"
+    feature_weight: float = 1.0
+    label_weight: float = 1.0
+    max_samples: int = 500
+    """Samples of each side that enter the test."""
+    tol: float = 1e-3
+
+
+@dataclass
+class CheckConfig:
+    """``otdd check``: source is the reference, target the batch."""
+
+    source: DatasetConfig = field(default_factory=DatasetConfig)
+    target: DatasetConfig = field(default_factory=DatasetConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    max_samples: int | None = None
+    """Rows to load for both sides, unless a side has its own; the gate draws from them."""
+    data_root: str | None = None
+    """For both sides, unless a side has its own."""
+    resize: Any = None
+    """[h, w] of pictures, for both sides, unless a side has its own."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
+    seed: int = 0
