@@ -86,6 +86,24 @@ TASKS = {
             schema="otdd_flash.cli.config:RankConfig",
         ),
         Task(
+            name="values",
+            summary="what each sample of a pool adds to its distance to a trusted sample",
+            function="otdd_flash.cli.values:run",
+            schema="otdd_flash.cli.selection_config:ValuesConfig",
+        ),
+        Task(
+            name="select",
+            summary="the part of a pool whose distribution is nearest to a target's",
+            function="otdd_flash.cli.select:run",
+            schema="otdd_flash.cli.selection_config:SelectConfig",
+        ),
+        Task(
+            name="check",
+            summary="is a batch from the distribution of a reference? exit code 3 says no",
+            function="otdd_flash.cli.check:run",
+            schema="otdd_flash.cli.selection_config:CheckConfig",
+        ),
+        Task(
             name="info",
             summary="versions, devices, backends, data sets found offline, optional extras",
             function="otdd_flash.cli.info:run",
