@@ -1,6 +1,6 @@
 """Slots of partial sums to float64 sums, in a fixed order and without atomics.
 
-    out_i = sum_{s < count1} first[s, i] + sum_{t < count2} second[t, i]
+    out_i += sum_{s < count1} first[s, i] + sum_{t < count2} second[t, i]
 
 A program owns BLOCK outputs of one problem. The rows of a symmetric problem have two sources (row sums of the tiles of
 their row, column sums of the tiles above the diagonal) and two destinations (``r`` and ``c``). Streams every slot once.
@@ -32,6 +32,7 @@ def _ordered_sum_kernel(partial, jobs, out, BLOCK: tl.constexpr, CHUNK: tl.const
     total = _slot_sum(partial + tl.load(job + 2), tl.load(job + 3), count, BLOCK, CHUNK)
     total += _slot_sum(partial + tl.load(job + 5), tl.load(job + 6), other, BLOCK, CHUNK)
     at = tl.arange(0, BLOCK)
+    total += tl.load(out + tl.load(job) + at)
     tl.store(out + tl.load(job) + at, total)
     copy = tl.load(job + 1)
     if copy >= 0:
@@ -39,7 +40,7 @@ def _ordered_sum_kernel(partial, jobs, out, BLOCK: tl.constexpr, CHUNK: tl.const
 
 
 def ordered_sum(partial, jobs, out, *, block: int) -> None:
-    """Sum ``partial`` (float32) into ``out`` (float64) as ``jobs (q, SUM_FIELDS)`` int64 say.
+    """Add sums of ``partial`` (float32) to ``out`` (float64) as ``jobs (q, SUM_FIELDS)`` int64 say.
 
     A job is ``(destination, second destination or -1, base, stride, count, base, stride, count)`` for ``block``
     outputs.

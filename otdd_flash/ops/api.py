@@ -30,7 +30,8 @@ def make_operator(
         epsilon: the smallest regularisation that will be asked for, in units of the cost (``auto`` precision needs it).
         backend: ``auto`` takes Triton for CUDA tensors and blocked torch elsewhere.
         precision: ``auto`` takes the fastest mode that keeps values within 1e-4 relative of float64.
-        memory: ``streamed`` O((n+m)d), ``cached`` stores the costs, ``auto`` caches what fits ``memory_budget``.
+        memory: ``streamed`` O((n+m)d), ``cached`` stores the costs, ``auto`` caches what fits ``memory_budget``;
+            on the Triton backend also a part of them (recorded as ``part-cached``).
         memory_budget: bytes for stored costs; default a fraction of the free memory.
         deterministic: fixed summation order (Triton backend only; torch is always so).
 

@@ -24,7 +24,7 @@ Problem = tuple[int, int]
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """What was actually chosen, for the result's record."""
+    """What was actually chosen, for the result's record; ``memory`` may be ``part-cached`` (asked for by ``auto``)."""
 
     backend: str
     precision: str

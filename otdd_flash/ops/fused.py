@@ -24,11 +24,11 @@ from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import tuning
 from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
 from otdd_flash.ops.packing import PackedClouds, pack
-from otdd_flash.ops.tiles import Extent, JobList, TilePlan, ceil_div, tile_count
+from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs, strip_height
+from otdd_flash.ops.tiles import Extent, ceil_div, tile_count
 
-_ALIGN = 256  # layouts are padded to a multiple of this, which every block size divides
-_PATTERNS = 16  # job lists kept, one per activity pattern
 _INTERPRETER_BUDGET = 256 << 20
+_LEAST_PART = 0.1  # of the scores that must fit before some are stored: a second sweep costs two launches
 
 
 class FusedOperator:
@@ -38,7 +38,7 @@ class FusedOperator:
         cost: clouds and ground cost.
         problems: ordered pairs of clouds.
         packed: the operand.
-        memory: ``streamed`` or ``cached``, already decided.
+        capacity: scores that may be stored; what does not fit is streamed.
         deterministic: fixed summation order.
     """
 
@@ -48,38 +48,36 @@ class FusedOperator:
         problems: Sequence[Problem],
         *,
         packed: PackedClouds,
-        memory: Literal["streamed", "cached"],
+        capacity: int,
         deterministic: bool,
     ):
         self.cost, self.problems, self.packed = cost, tuple(problems), packed
         self.device = packed.operand.device
         self._arch = tuning.architecture(self.device)
         sizes = [(cost.clouds[i].n, cost.clouds[j].n) for i, j in self.problems]
-        self._rows, self._cols = (ceil_div(max(s[k] for s in sizes), _ALIGN) * _ALIGN for k in (0, 1))
+        self._rows, self._cols = (ceil_div(max(s[k] for s in sizes), ALIGN) * ALIGN for k in (0, 1))
         self.a = torch.stack([self.pack_rows(cost.clouds[i].weights, p) for p, (i, _) in enumerate(self.problems)])
         self.b = torch.stack([self.pack_columns(cost.clouds[j].weights, p) for p, (_, j) in enumerate(self.problems)])
         self._log_weight = torch.cat([self.a.flatten(), self.b.flatten()]).log2()
         self._alpha = torch.cat([self._layout_alpha(0), self._layout_alpha(1)])
         self._exponent = torch.empty(self._alpha.shape, dtype=torch.float32, device=self.device)
-        self._config = (
-            tuning.stored_config(packed.mode, self._arch)
-            if memory == "cached"
-            else tuning.streamed_config(packed.mode, packed.features, self._arch)
-        )
-        self._strip = self._config.block_n if memory == "cached" else 0
+        self._stored_config = tuning.stored_config(packed.mode, self._arch)
+        extents = self._make_extents()
+        stored, streamed = divide(extents, capacity, self._stored_config)
+        whole = not streamed
+        self._extents = [extent for _, extent in stored] if whole else extents
+        self._strip = self._stored_config.block_n if whole else 0  # softmin and apply_plan read whole problems
         self._softmin_config = tuning.softmin_config(packed.mode, self._arch, stored=self._strip)
-        self._plan = TilePlan(
-            self._extents(), self._config.block_m, self._config.block_n, deterministic=deterministic,
-            slot_bytes=max(192 << 20, 256 * packed.alpha.shape[0]),
-        )  # fmt: skip
-        self._partial = torch.empty(self._plan.slots, dtype=torch.float32, device=self.device)
+        self._sweeps = self._make_sweeps(stored, streamed, deterministic=deterministic)
+        self._partial = torch.empty(sum(s.plan.slots for s in self._sweeps), dtype=torch.float32, device=self.device)
+        rest = self._partial
+        for sweep in self._sweeps:
+            rest = sweep.take_slots(rest)
         self._descriptors: dict[tuple[int, int], object] = {}
-        self._lists: dict[tuple[bool, ...] | None, JobList] = {}
-        self._tiles: Tensor | None = None
-        self._tiles = self._store_scores() if memory == "cached" else None
+        self._tiles = self._store_scores() if stored else None
         held = (self.a, self.b, self._log_weight, self._alpha, self._exponent, self._partial, self._tiles)
         self.info = OperatorInfo(
-            "triton", packed.mode, memory,
+            "triton", packed.mode, "cached" if whole else "part-cached" if stored else "streamed",
             packed.bytes + sum(t.numel() * t.element_size() for t in held if t is not None),
         )  # fmt: skip
 
@@ -95,14 +93,14 @@ class FusedOperator:
         memory_budget: int | None = None,
         deterministic: bool = True,
     ) -> FusedOperator:
-        """Pack the clouds and, where the budget allows and it pays, store the scores.
+        """Pack the clouds and, where it pays, store the scores, or those that the budget allows.
 
         Args:
             cost: clouds and ground cost.
             problems: ordered pairs of cloud indices; ``(i, i)`` is symmetric.
             epsilon: the smallest regularisation to come, in units of the cost (unused: the modes do not depend on it).
             precision: operand mode; ``auto`` is ``int8`` on an 8-bit grid, else ``fp16x3``.
-            memory: ``streamed``, ``cached`` or ``auto``.
+            memory: ``streamed``, ``cached`` or ``auto``, which stores a part of the scores where not all fit.
             memory_budget: bytes for stored scores; default 0.6 of the free device memory.
             deterministic: fixed summation order instead of atomic additions.
 
@@ -119,18 +117,17 @@ class FusedOperator:
             )
         packed = pack(cost, precision)
         budget = _free_bytes(cost.device) if memory_budget is None else memory_budget
-        need = 4 * _tile_elements(cost, problems, tuning.stored_config(packed.mode, tuning.architecture(cost.device)))
+        stored = tuning.stored_config(packed.mode, tuning.architecture(cost.device))
+        need = 4 * (_stored_scores(cost, problems, stored) + _spare_scores(stored))
         if memory == "cached" and need > budget:
             raise ValueError(
                 f"memory='cached' needs {need / 2**30:.1f} GiB for the scores, over the budget of {budget / 2**30:.1f} "
-                "GiB; raise memory_budget or use memory='streamed'"
+                "GiB; raise memory_budget or use memory='streamed' (memory='auto' stores what fits)"
             )
-        cached = memory == "cached" or (
-            memory == "auto" and need <= budget and tuning.caching_pays(packed.mode, packed.width)
-        )
-        return cls(
-            cost, problems, packed=packed, memory="cached" if cached else "streamed", deterministic=deterministic
-        )
+        pays = tuning.caching_pays(packed.mode, packed.width) and budget >= _LEAST_PART * need
+        store = memory == "cached" or (memory == "auto" and pays)
+        capacity = max(0, budget // 4 - _spare_scores(stored)) if store else 0
+        return cls(cost, problems, packed=packed, capacity=capacity, deterministic=deterministic)
 
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
@@ -141,11 +138,14 @@ class FusedOperator:
         if active is not None and not active.any():
             return sums
         exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
-        jobs = self._job_list(active)
         self._partial.zero_()
-        kernel = marginals if self._tiles is None else stored_marginals
-        kernel(self._source(self._config, epsilon), self._exponent, jobs.jobs, self._partial, config=self._config)
-        ordered_sum(self._partial, jobs.sums, out, block=self._config.block_n)
+        for sweep in self._sweeps:
+            jobs, config = sweep.jobs(active, self.device), sweep.config
+            if jobs is not None:
+                kernel = stored_marginals if sweep.stored else marginals
+                source = self._source(config, epsilon, stored=sweep.stored)
+                kernel(source, self._exponent, jobs.jobs, sweep.partial, config=config)
+                ordered_sum(sweep.partial, jobs.sums, out, block=config.block_n)
         return sums
 
     def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
@@ -157,11 +157,14 @@ class FusedOperator:
         f, g = (torch.zeros_like(self.a), potential) if rows else (potential, torch.zeros_like(self.b))
         exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
         own, weights = (self._alpha[: self.a.numel()], self.a) if rows else (self._alpha[self.a.numel() :], self.b)
-        splits, jobs = self._softmin_jobs(rows)
+        splits, jobs = softmin_jobs(
+            self._extents, self._softmin_config, rows=rows, fields=SOFTMIN_FIELDS,
+            sizes=(self.a.numel(), self.b.numel()), stored=self._stored_config,
+        )  # fmt: skip
         peak = torch.full((splits, own.numel()), -math.inf, dtype=torch.float32, device=self.device)
         total = torch.zeros_like(peak)
-        source = self._source(self._softmin_config, epsilon)
-        softmin(source, self._exponent, jobs, peak, total, config=self._softmin_config)
+        source = self._source(self._softmin_config, epsilon, stored=self._strip > 0)
+        softmin(source, self._exponent, jobs.to(self.device), peak, total, config=self._softmin_config)
         value = torch.logsumexp(peak.to(torch.float64) * math.log(2.0) + total.to(torch.float64).log(), 0)
         out = (own - value / (slope * math.log(2.0))).view(weights.shape)
         return torch.where(self._inside(rows), out, 0.0)
@@ -232,48 +235,52 @@ class FusedOperator:
         counts = torch.tensor([self.cost.clouds[pair[side]].n for pair in self.problems], device=self.device)
         return torch.arange(size, device=self.device)[None, :] < counts[:, None]
 
-    def _extents(self) -> list[Extent]:
-        """Where each problem's operand rows, exponents, sums and tiles are."""
-        extents, tile, start = [], 0, len(self.problems) * self._rows
+    def _make_extents(self) -> list[Extent]:
+        """Where each problem's operand rows, exponents and sums are."""
+        extents, start = [], len(self.problems) * self._rows
         for p, (i, j) in enumerate(self.problems):
             row, col = p * self._rows, start + p * self._cols
-            extent = Extent(
+            extents.append(
+                Extent(
                 n=self.cost.clouds[i].n, m=self.cost.clouds[j].n, row_base=self.packed.offsets[i],
-                col_base=self.packed.offsets[j], u=row, v=row if i == j else col, tile=tile, symmetric=i == j,
+                col_base=self.packed.offsets[j], u=row, v=row if i == j else col, tile=0, symmetric=i == j,
                 r=row, c=col,
+            )
             )  # fmt: skip
-            tile += tile_count(extent, self._config.block_m, self._config.block_n)
-            extents.append(extent)
         return extents
 
-    def _job_list(self, active: Tensor | None) -> JobList:
-        """Device job list of an activity pattern, built once."""
-        key = None if active is None or bool(active.all()) else tuple(active.tolist())
-        if key not in self._lists:
-            if len(self._lists) >= _PATTERNS:
-                self._lists.pop(next(k for k in self._lists if k is not None))
-            self._lists[key] = self._plan.jobs(None if key is None else list(key), self.device)
-        return self._lists[key]
+    def _make_sweeps(self, stored: list[Piece], streamed: list[Piece], *, deterministic: bool) -> list[Sweep]:
+        """One sweep over the stored scores and one over the rest."""
+        slot_bytes = max(192 << 20, 256 * self.packed.alpha.shape[0])
+        config = tuning.streamed_config(self.packed.mode, self.packed.features, self._arch)
+        return [
+            Sweep(pieces, shape, stored=kept, deterministic=deterministic, slot_bytes=slot_bytes)
+            for pieces, shape, kept in ((stored, self._stored_config, True), (streamed, config, False))
+            if pieces
+        ]
 
     def _slopes(self, epsilon: float) -> tuple[float, float]:
-        """``(per unit of the dot product, per unit of the cost)``, base 2; consistent to the last bit of float32."""
+        """``(per unit of a score, per unit of the cost)``, base 2; consistent to the last bit of float32."""
         slope = math.log2(math.e) / epsilon
-        scale = struct.unpack("f", struct.pack("f", self.packed.scale * slope))[0]
-        if self._tiles is not None or self.packed.scale == 0.0:
-            return scale, struct.unpack("f", struct.pack("f", slope))[0]
-        return scale, scale / self.packed.scale
+        scale = struct.unpack("f", struct.pack("f", self._unit * slope))[0]
+        return scale, scale / self._unit
 
-    def _source(self, config: tuning.KernelConfig, epsilon: float) -> ScoreSource:
+    @property
+    def _unit(self) -> float:
+        """Cost per unit of a score: of the dot product, or of the table where the features do not count."""
+        return self.packed.scale or 1.0
+
+    def _source(self, config: tuning.KernelConfig, epsilon: float, *, stored: bool) -> ScoreSource:
         """Where the kernels of ``config`` get their scores at ``epsilon``."""
         scale, slope = self._slopes(epsilon)
-        packed, stored = self.packed, self._tiles is not None
+        packed = self.packed
         rows, cols = (
             self._descriptor(block, config.block_k) if config.tma else packed.operand
             for block in (config.block_m, config.block_n)
         )
         return ScoreSource(
-            rows, cols, packed.width, packed.main, packed.half, slope if stored else scale, packed.labels,
-            packed.table, -slope, self._tiles,
+            rows, cols, packed.width, packed.main, packed.half, scale if stored or packed.scale else 0.0,
+            packed.labels, packed.table, -slope, self._tiles if stored else None,
         )  # fmt: skip
 
     def _descriptor(self, block: int, block_k: int) -> object:
@@ -290,58 +297,28 @@ class FusedOperator:
         return self._descriptors[block, block_k]
 
     def _store_scores(self) -> Tensor:
-        """Write all score tiles once."""
-        count = sum(tile_count(e, self._config.block_m, self._config.block_n) for e in self._plan.extents)
-        spare = self._config.block_n * self._config.block_n  # a transposed read may run past the last strip
-        tiles = torch.empty(count * self._tile_size + spare, dtype=torch.float32, device=self.device)
+        """Write the tiles of the first sweep once."""
+        sweep, config = self._sweeps[0], tuning.fill_config(self._stored_config, self._arch)
+        count = sum(tile_count(e, config.block_m, config.block_n) for e in sweep.plan.extents)
+        spare = _spare_scores(config)
+        size = count * config.block_m * config.block_n
+        tiles = torch.empty(size + spare, dtype=torch.float32, device=self.device)
         tiles[-spare:] = 0.0
-        config = tuning.fill_config(self._config, self._arch)
-        source = replace(self._source(config, 1.0), tiles=tiles, scale=self.packed.scale, table_scale=-1.0)
-        scores(source, self._job_list(None).jobs, config=config, fields=JOB_FIELDS)
+        jobs = sweep.jobs(None, self.device)
+        assert jobs is not None
+        source = replace(
+            self._source(config, 1.0, stored=False), tiles=tiles, scale=self.packed.scale / self._unit,
+            table_scale=-1.0 / self._unit,
+        )  # fmt: skip
+        scores(source, jobs.jobs, config=config, fields=JOB_FIELDS)
         return tiles
-
-    @property
-    def _tile_size(self) -> int:
-        """Scores of a tile."""
-        return self._config.block_m * self._config.block_n
-
-    def _strip_height(self, extent: Extent) -> int:
-        """Rows of a strip of stored scores of a problem that is not symmetric."""
-        return ceil_div(extent.n, self._config.block_m) * self._config.block_m
-
-    def _softmin_jobs(self, rows: bool) -> tuple[int, Tensor]:
-        """Number of column splits and the jobs of one side."""
-        config, extents = self._softmin_config, self._plan.extents
-        blocks = sum(ceil_div(e.n if rows else e.m, config.block_m) for e in extents)
-        longest = max(ceil_div(e.m if rows else e.n, config.block_n) for e in extents)
-        splits = max(1, min(longest, ceil_div(512, blocks), 16))
-        lists = []
-        for e in extents:
-            n, m, base, other = (e.n, e.m, e.row_base, e.col_base) if rows else (e.m, e.n, e.col_base, e.row_base)
-            own = e.r if rows else e.c - self.a.numel()
-            block, split = (
-                t.reshape(-1)
-                for t in torch.meshgrid(torch.arange(ceil_div(n, config.block_m)), torch.arange(splits), indexing="ij")
-            )
-            col_blocks = ceil_div(m, config.block_n)
-            share = ceil_div(col_blocks, splits)
-            out = torch.zeros(len(block), SOFTMIN_FIELDS, dtype=torch.int64)
-            size = self.a.numel() if rows else self.b.numel()
-            for column, value in enumerate((base, other, e.c if rows else e.r, base + n)):
-                out[:, column] = value
-            out[:, 4], out[:, 5] = block, (split * share).clamp_max(col_blocks)
-            out[:, 6], out[:, 7] = ((split + 1) * share).clamp_max(col_blocks), own + split * size
-            out[:, 8], out[:, 9] = e.tile * self._tile_size, self._strip_height(e)
-            out[:, 10] = 2 if e.symmetric else 0 if rows else 1
-            lists.append(out)
-        return splits, torch.cat(lists).to(self.device)
 
     def _product(
         self, problem: int, sides: tuple[Tensor, Tensor], values: Tensor, epsilon: float, *, transposed: bool
     ) -> Tensor:
         """The plan of ``problem``, or its transpose, times ``values``; ``sides`` are the exponents of its two sides."""
         i, j = self.problems[problem][::-1] if transposed else self.problems[problem]
-        extent = self._plan.extents[problem]
+        extent, stored = self._extents[problem], self._stored_config
         n, m = self.cost.clouds[i].n, self.cost.clouds[j].n
         if values.dim() != 2 or len(values) != m:
             raise ValueError(f"the matrix must have one row for each of the {m} points, got {tuple(values.shape)}")
@@ -359,14 +336,14 @@ class FusedOperator:
             ceil_div(col_blocks, share), row_blocks * config.block_m, right.shape[0], dtype=torch.float32,
             device=self.device,
         )  # fmt: skip
-        source = self._source(config, epsilon)
-        if self._tiles is not None:
-            source = replace(source, tiles=self._tiles[extent.tile * self._tile_size :])
+        source = self._source(config, epsilon, stored=self._strip > 0)
+        if source.tiles is not None:
+            source = replace(source, tiles=source.tiles[extent.tile * stored.block_m * stored.block_n :])
         apply_plan(
             source, sides, right, out,
             rows=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
             cols=(self.packed.offsets[j], col_blocks, share),
-            strips=(self._strip_height(extent), 2 if extent.symmetric else int(transposed)), config=config,
+            strips=(strip_height(extent, stored), 2 if extent.symmetric else int(transposed)), config=config,
         )  # fmt: skip
         summed = out.sum(0, dtype=torch.float64)[:n, :width]
         if back is None:
@@ -376,13 +353,18 @@ class FusedOperator:
         return result
 
 
-def _tile_elements(cost: DotProductCost, problems: Sequence[Problem], config: tuning.KernelConfig) -> int:
-    """Stored scores of all problems."""
+def _stored_scores(cost: DotProductCost, problems: Sequence[Problem], config: tuning.KernelConfig) -> int:
+    """Scores of all problems in whole tiles."""
     total = 0
     for i, j in problems:
         extent = Extent(cost.clouds[i].n, cost.clouds[j].n, 0, 0, 0, 0, 0, i == j, 0, 0)
         total += tile_count(extent, config.block_m, config.block_n)
     return total * config.block_m * config.block_n
+
+
+def _spare_scores(config: tuning.KernelConfig) -> int:
+    """Behind the last tile: a transposed read may run past the last strip."""
+    return config.block_n * config.block_n
 
 
 def _free_bytes(device: torch.device) -> int:

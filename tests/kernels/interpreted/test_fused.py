@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -158,6 +160,49 @@ def test_apply_plan(mode, memory, width):
         assert relative(forward, oracle.P @ v) < TOLERANCE[mode]
         assert relative(backward, oracle.P.T @ u) < TOLERANCE[mode]
         assert op.apply_plan(p, oracle.f, oracle.g, eps, v=v)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("problems", "tiles", "mode"),
+    [
+        ([(0, 1), (0, 0)], 2, "fp16x3"),  # the self problem alone
+        ([(0, 1), (0, 0)], 11, "fp16x3"),  # and 256 columns of the other
+        ([(0, 1), (1, 1)], 8, "int8"),  # 256 columns of the cross problem, the self problem does not fit
+    ],
+)
+def test_what_does_not_fit_is_streamed(problems, tiles, mode, monkeypatch):
+    monkeypatch.setattr("otdd_flash.ops.tuning.caching_pays", lambda mode, width: True)
+    cost, budget = make_cost([40, 300], 20, 3, zero=True), 4 * (tiles * 32 * 64 + 64 * 64)
+    op, oracles, f, g, eps = build(cost, problems, precision=mode, memory_budget=budget)
+    assert op.info.memory == "part-cached"
+    assert 0 < 4 * op._tiles.numel() <= budget
+    assert [sweep.stored for sweep in op._sweeps] == [True, False]
+    check_marginals(op, oracles, f, g, eps, EXACT)
+    r, c = op.marginals(f, g, eps, torch.tensor([False, True]))
+    assert relative(op.unpack_rows(r[1], 1), oracles[1].P.sum(1)) < EXACT
+    assert torch.equal(r[1, : len(oracles[1].a)], c[1, : len(oracles[1].b)])
+    rows = op.softmin(g, eps, side="rows")
+    assert relative(op.unpack_rows(rows[0], 0), oracles[0].rows()) < EXACT
+    v = torch.ones(300, 1, dtype=torch.float64)
+    assert relative(op.apply_plan(0, oracles[0].f, oracles[0].g, eps, v=v)[0], oracles[0].P @ v) < EXACT
+
+
+@pytest.mark.parametrize("memory", ["streamed", "cached"])
+def test_labels_alone(memory):
+    cost = replace(make_cost([40, 30], 3, 4), feature_weight=0.0)
+    check_marginals(*build(cost, [(0, 1), (0, 0)], memory=memory), EXACT)
+
+
+@pytest.mark.parametrize(("memory", "budget"), [("streamed", None), ("cached", None), ("auto", 70_000)])
+def test_five_runs_are_bitwise_equal(memory, budget, monkeypatch):
+    """C28: a fixed order of summation, in every memory mode."""
+    monkeypatch.setattr("otdd_flash.ops.tuning.caching_pays", lambda mode, width: True)
+    op, _, f, g, eps = build(make_cost([150, 70], 12, 3), [(0, 1), (1, 1)], memory=memory, memory_budget=budget)
+    assert op.info.memory == ("part-cached" if memory == "auto" else memory)
+    first = op.marginals(f, g, eps)
+    for _ in range(4):
+        op._partial.fill_(float("nan"))
+        assert all(torch.equal(x, y) for x, y in zip(first, op.marginals(f, g, eps), strict=True))
 
 
 def test_far_from_the_origin_and_off_the_grid():
