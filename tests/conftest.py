@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# The tests' matrices are small: a second OpenMP thread costs more processor time than it saves, and where the cores are
+# shared its spinning makes the suite many times slower. Set before torch is loaded, and passed on to subprocesses.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
-
-torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
 @pytest.fixture(scope="session")
