@@ -325,3 +325,13 @@ def test_names_for_load_and_partials() -> None:
     )
     assert matrix.converged
     assert matrix.sets[1]["classes"] == ["setosa", "versicolor"]
+
+
+@pytest.mark.data
+def test_digits_are_nearer_to_mnist_than_clothes_are(data_root: Path) -> None:
+    names = ["mnist", "usps", "digits", "fashion_mnist"]
+    sets = {name: partial(otdd.load, name, max_samples=500, resize=(28, 28), data_root=data_root) for name in names}
+    matrix = otdd.pairwise(sets)
+    assert matrix.converged
+    assert matrix.distance("mnist", "usps") < matrix.distance("mnist", "fashion_mnist")
+    assert matrix.distance("mnist", "digits") < matrix.distance("mnist", "fashion_mnist")
