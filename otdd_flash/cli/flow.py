@@ -96,9 +96,11 @@ def _load(config: FlowConfig) -> tuple[LabeledDataset, LabeledDataset, LabeledDa
 def _flow(config: FlowConfig, source: LabeledDataset, target: LabeledDataset) -> Flow:
     from otdd_flash.flows import DatasetTransport, Flow
 
-    solver = {**asdict(config.solver), "feature_weight": config.features.weight, "cache_dir": config.cache_dir}
-    labels = {"label_distance": config.labels.distance, "label_epsilon": config.labels.epsilon}
-    options = DistanceOptions(**solver, **labels, label_weight=config.labels.weight, seed=config.seed)
+    given: dict[str, Any] = {
+        **asdict(config.solver), "label_distance": config.labels.distance, "label_epsilon": config.labels.epsilon,
+        "label_weight": config.labels.weight, "feature_weight": config.features.weight, "seed": config.seed,
+    }  # fmt: skip
+    options = DistanceOptions(**given)
     return Flow(
         DatasetTransport(target, options), dynamics=_dynamics(config, target), stepper=_stepper(config.stepper),
         projection=_projection(config, source), seed=config.seed,

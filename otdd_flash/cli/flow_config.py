@@ -106,7 +106,5 @@ class FlowConfig:
     """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
     seed: int = 0
     """Of subsampling and noise."""
-    cache_dir: str | None = None
-    """Folder that keeps label-distance tables between runs."""
     progress: bool | None = None
     """Progress on stderr; null shows it on a terminal."""

@@ -135,7 +135,7 @@ class SaveCheckpoint(Callback):
         self._save(flow, state)
 
     def _save(self, flow: Flow, state: FlowState) -> None:
-        Checkpoint.of(state, flow.problem.generator, flow.source).save(self.path)
+        Checkpoint.of(state, flow.source).save(self.path)
 
 
 @dataclass(eq=False)

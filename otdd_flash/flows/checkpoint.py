@@ -25,34 +25,34 @@ class Checkpoint:
 
     Args:
         tree: the state as nested dictionaries of tensors and plain values.
-        generator: state of the random generator.
         source: fingerprint of the set that the flow started from.
     """
 
     tree: dict[str, Any]
-    generator: Tensor
     source: str
 
     @classmethod
-    def of(cls, state: FlowState, generator: torch.Generator, source: str) -> Checkpoint:
+    def of(cls, state: FlowState, source: str) -> Checkpoint:
         """The checkpoint of a state."""
         at = state.at
         tree = {
             "y": state.data.y, "class_names": list(state.data.class_names), "variables": state.variables,
             "step": state.step, "rate": state.rate, "carried": state.carried, "event": state.event,
+            "generator": state.generator,
             "at": {
                 "value": at.value, "velocity": at.velocity, "speed": at.speed, "memory": at.memory,
                 "record": at.record,
             },
         }  # fmt: skip
-        return cls(tree, generator.get_state(), source)
+        return cls(tree, source)
 
     def state(self, data: LabeledDataset) -> FlowState:
         """The state, with weights and all that does not change taken from ``data``."""
         tree = _to_device(self.tree, data.x.device)
+        tree["generator"] = self.tree["generator"].cpu()
         data = replace(data, y=tree["y"], class_names=tuple(tree["class_names"]))
         at = Evaluation(**tree["at"])
-        fields = {name: tree[name] for name in ("variables", "step", "rate", "carried", "event")}
+        fields = {name: tree[name] for name in ("variables", "generator", "step", "rate", "carried", "event")}
         return FlowState(data=data, at=at, **fields)
 
     def check_source(self, source: LabeledDataset) -> None:
@@ -72,7 +72,7 @@ class Checkpoint:
         library = optional_import("safetensors.torch", needed_for="saving a checkpoint")
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensors: dict[str, Tensor] = {"generator": self.generator}
+        tensors: dict[str, Tensor] = {}
         record = {"tree": _flatten(self.tree, tensors), "source": self.source}
         metadata = {"format": FORMAT, "record": json.dumps(record)}
         unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -101,7 +101,7 @@ class Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (library.SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
-        return cls(_restore(record["tree"], tensors), tensors["generator"], record["source"])
+        return cls(_restore(record["tree"], tensors), record["source"])
 
 
 def _flatten(node: Any, tensors: dict[str, Tensor], path: str = "") -> Any:

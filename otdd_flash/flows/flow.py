@@ -78,6 +78,7 @@ class Flow:
         Raises:
             StepRefusedError: the move leads to values that are not finite; ``state`` of the error is the last good one.
         """
+        self.problem.generator.set_state(state.generator)
         try:
             return self.stepper.step(self.problem, state)
         except StepRefusedError as error:
@@ -98,7 +99,6 @@ class Flow:
         self.source = checkpoint.source
         data = computable(source)
         self.dynamics.init(data)
-        self.problem.generator.set_state(checkpoint.generator)
         return checkpoint.state(data)
 
     def run(
@@ -124,9 +124,11 @@ class Flow:
             raise ValueError(f"steps must not be negative, got {steps}")
         state = self.init(source) if resume is None else self.resume(source, resume)
         history, reason = [_record(state)], None
+        started: list[Callback] = []
         try:
             for callback in callbacks:
                 callback.start(self, state, steps)
+                started.append(callback)
             while reason is None and state.step < steps and not self.terminate(state):
                 state = self.step(state)
                 history.append(_record(state))
@@ -134,7 +136,7 @@ class Flow:
                 stopping = [type(callback).__name__ for callback in callbacks if callback(self, state)]
                 reason = stopping[0] if stopping else None
         finally:
-            for callback in callbacks:
+            for callback in started:
                 callback.finish(self, state)
         reason = reason or ("stalled" if state.stalled else "steps")
         data = self.dataset(state)

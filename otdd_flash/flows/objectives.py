@@ -99,7 +99,9 @@ class DatasetTransport(Objective):
         """The two clouds and the label part of the cost, on the tape."""
         source, target = particles.data, computable(self.target)
         check_pair(source, target)
-        x, y, table, labels = source.x, target.x, None, (None, None)
+        x, y = source.x, target.x
+        table: Tensor | None = None
+        labels: tuple[Tensor | None, Tensor | None] = (None, None)
         if self.labelled and particles.sample_statistics is not None:
             x, y = self._augmented(particles.sample_statistics, x, target)
         elif self.labelled:

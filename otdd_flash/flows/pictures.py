@@ -109,9 +109,19 @@ class Scatter(Callback):
         figure = Figure(figsize=(6, 6), layout="tight")
         axes = figure.add_subplot()
         now = flow.dataset(state)
-        for data, style in ((self.target, {"marker": "x", "alpha": 0.35}), (now, {"marker": "o", "alpha": 0.8})):
+        for data, marker, alpha in ((self.target, "x", 0.35), (now, "o", 0.8)):
             points = (data.x.to(torch.float64) @ self.axes).cpu()
-            axes.scatter(points[:, 0], points[:, 1], c=data.y.cpu(), cmap="tab10", vmin=0, vmax=9, s=14, **style)
+            axes.scatter(
+                points[:, 0],
+                points[:, 1],
+                c=data.y.cpu(),
+                cmap="tab10",
+                vmin=0,
+                vmax=9,
+                s=14,
+                marker=marker,
+                alpha=alpha,
+            )
         low, high = self._limits
         axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=f"step {state.step}, value {state.at.value:.4g}")
         path = Path(self.folder) / f"scatter_{state.step:05d}.png"

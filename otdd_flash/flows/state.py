@@ -46,12 +46,13 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class FlowState:
-    """Where a flow stands: everything that the next step depends on, besides the random generator.
+    """Where a flow stands: everything that the next step depends on.
 
     Args:
         data: labels, names and weights; its features are those at the start.
         variables: what moves.
         at: the objective here.
+        generator: state of the random generator.
         step: moves made.
         rate: of the last move.
         carried: the stepper's own.
@@ -61,6 +62,7 @@ class FlowState:
     data: LabeledDataset
     variables: Variables
     at: Evaluation
+    generator: Tensor
     step: int = 0
     rate: float = math.nan
     carried: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Problem:
 
     def start(self, data: LabeledDataset, variables: Variables) -> FlowState:
         """The state before the first move."""
-        return FlowState(data, variables, self._evaluate(variables, data, {}))
+        return FlowState(data, variables, self._evaluate(variables, data, {}), self.generator.get_state())
 
     def evaluate(self, variables: Variables, state: FlowState) -> Evaluation:
         """The objective at ``variables`` with the labels of ``state``, from what it remembers there.
@@ -105,7 +107,7 @@ class Problem:
         variables = self.dynamics.project(variables)
         variables, data = self.dynamics.relabel(state.step + 1, variables, state.data)
         at = self._evaluate(variables, data, state.at.memory, state.step + 1)
-        return FlowState(data, variables, at, state.step + 1, rate, carried, "moved")
+        return FlowState(data, variables, at, self.generator.get_state(), state.step + 1, rate, carried, "moved")
 
     def promised(self, state: FlowState, moved: FlowState) -> float:
         """``sum_i mass_i <velocity_i, old_i - new_i>``: what the value falls by to first order in the move."""
@@ -122,7 +124,10 @@ class Problem:
     def _evaluate(self, variables: Variables, data: LabeledDataset, memory: Memory, step: int = 0) -> Evaluation:
         _refuse_nonfinite(variables, data, step)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in variables.items()}
-        term = self.objective.evaluate(self.dynamics.particles(leaves, data), memory)
+        try:
+            term = self.objective.evaluate(self.dynamics.particles(leaves, data), memory)
+        except OverflowError as error:
+            raise StepRefusedError(f"{_where(step)}: {error} {_farthest(variables['x'], data)}") from error
         gradients = dict.fromkeys(leaves, None)
         if term.value.requires_grad:
             found = torch.autograd.grad(term.value, list(leaves.values()), allow_unused=True)
@@ -135,11 +140,11 @@ class Problem:
             exact = exact / masses[name][:, None]
             square += float((masses[name] * exact.square().sum(1)).sum())
             velocity[name] = exact.to(value.dtype)
-        value = float(term.value.detach())
-        if not (math.isfinite(value) and math.isfinite(square)):
+        total = float(term.value.detach())
+        if not (math.isfinite(total) and math.isfinite(square)):
             _refuse_nonfinite(velocity, data, step)
-            raise StepRefusedError(f"{_where(step)}: the value became {value} {_farthest(variables['x'], data)}")
-        return Evaluation(value, velocity, math.sqrt(square), term.memory, term.record, term.found)
+            raise StepRefusedError(f"{_where(step)}: the value became {total} {_farthest(variables['x'], data)}")
+        return Evaluation(total, velocity, math.sqrt(square), term.memory, term.record, term.found)
 
 
 def _refuse_nonfinite(variables: Variables, data: LabeledDataset, step: int) -> None:

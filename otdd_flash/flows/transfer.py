@@ -105,7 +105,7 @@ def transfer_check(
         for side in (flowed, source)
     ]
     mapped = {str(flowed.class_names[i]): str(target.class_names[j]) for i, j in enumerate(names.tolist())}
-    return Transfer(*accuracies, mapped, share, k, test.n)
+    return Transfer(accuracies[0], accuracies[1], mapped, share, k, test.n)
 
 
 @dataclass(eq=False)

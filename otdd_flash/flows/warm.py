@@ -22,8 +22,12 @@ def solve_to_target(cost: DotProductCost, options: DistanceOptions, memory: Memo
         cost: two clouds; the second and its own label table are those of the earlier calls.
         options: epsilon, tolerances, precision.
         memory: empty, or as returned by the last call.
+
+    Raises:
+        OverflowError: costs too large for their precision at this epsilon.
     """
     epsilon = float(memory["epsilon"]) if memory else _epsilon(cost, options)
+    _refuse_unresolved(cost, epsilon)
     solver, execution = options.solver(cost.device), options.execution()
     x, y = cost.clouds
     if x.points.shape == y.points.shape and torch.equal(x.points, y.points):
@@ -39,6 +43,13 @@ def solve_to_target(cost: DotProductCost, options: DistanceOptions, memory: Memo
     if found.self_potentials is not None:
         warm["f_self"] = found.self_potentials[0]
     return found, {**kept, **warm}
+
+
+def _refuse_unresolved(cost: DotProductCost, epsilon: float) -> None:
+    """Refuse clouds so far apart that rounding of the costs drowns epsilon: no number would mean anything."""
+    largest, dtype = cost.bound(0, 1), cost.clouds[0].points.dtype
+    if not largest * torch.finfo(dtype).eps < epsilon:
+        raise OverflowError(f"costs up to {largest:.1e} cannot be resolved at epsilon {epsilon:.1e} in {dtype}")
 
 
 def _epsilon(cost: DotProductCost, options: DistanceOptions) -> float:

@@ -397,6 +397,14 @@ def test_a_step_beyond_all_numbers_is_refused_with_its_class() -> None:
     assert torch.equal(caught.value.state.variables["x"], start.x)
 
 
+def test_a_step_beyond_the_precision_is_refused_with_its_class() -> None:
+    """Finite, but so far away that rounding of the costs is above epsilon."""
+    words = r"step 1 was refused: costs up to .* in torch.float32 \(class 'class [01]' lies farthest out\)"
+    options = replace(FEATURES, epsilon=1.0, tol=1e-2)
+    with pytest.raises(StepRefusedError, match=words):
+        gradient_flow(wide(1, name="start"), wide(2, name="goal"), steps=3, stepper=Euler(1e5), options=options)
+
+
 def test_line_search_survives_a_rate_beyond_all_numbers() -> None:
     found = gradient_flow(points((1.0,)), QUADRATIC, steps=1, stepper=LineSearch(1e199, shrink=1e-10, trials=25))
     assert found.value < 1

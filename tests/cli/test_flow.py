@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from otdd_flash.distance import DistanceOptions
+
+Command = Callable[..., SimpleNamespace]
+IRIS = ("source=iris", "target=iris", "source.classes=[0]", "target.classes=[2]", "device=cpu", "pictures.every=0")
+pytest.importorskip("safetensors")
+
+
+def folder_of(tmp_path: Path) -> Path:
+    (folder,) = tmp_path.glob("outputs/flow/*/*")
+    return folder
+
+
+def flowed(folder: Path) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "flowed.safetensors")["x"]
+
+
+def test_json_is_the_librarys_flow(otdd: Command, tmp_path: Path) -> None:
+    import otdd_flash
+
+    outcome = otdd("flow", *IRIS, "steps=4", "output=json")
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    source, target = (otdd_flash.load("iris", classes=[c]) for c in (0, 2))
+    from otdd_flash.flows import LineSearch
+
+    expected = otdd_flash.gradient_flow(
+        source, target, steps=4, stepper=LineSearch(0.1, grow=1.0),
+        options=DistanceOptions(label_distance="gaussian_diag"),
+    )  # fmt: skip
+    assert record["value"] == expected.value
+    assert record["start_value"] == expected.history[0]["value"]
+    assert record["fall"] == pytest.approx(1 - record["value"] / record["start_value"])
+    assert record["monotone"] is True
+    assert (record["steps"], record["reason"]) == (4, "steps")
+    assert torch.equal(flowed(folder_of(tmp_path)), expected.data.x)
+    with (folder_of(tmp_path) / "metrics.csv").open(newline="") as file:
+        assert [float(line["value"]) for line in csv.DictReader(file)] == [h["value"] for h in expected.history]
+
+
+def test_resume_continues_with_the_settings_of_the_first_run(otdd: Command, tmp_path: Path) -> None:
+    noise = ("stepper=euler", "stepper.temperature=0.01", "stepper.rate=0.05")
+    whole = otdd("flow", *IRIS, *noise, "steps=6", "output=json", "hydra.run.dir=whole")
+    first = otdd("flow", *IRIS, *noise, "steps=3", "output=json", "hydra.run.dir=part")
+    assert (whole.code, first.code) == (0, 0), first.err
+    rest = otdd("flow", "resume=part", "steps=6", "output=json", "hydra.run.dir=rest")
+    assert rest.code == 0, rest.err
+    records = [json.loads(outcome.out) for outcome in (whole, rest)]
+    for key in ("value", "start_value", "steps"):
+        assert records[0][key] == records[1][key]
+    assert torch.equal(flowed(tmp_path / "whole"), flowed(tmp_path / "part"))
+    metrics = [(tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("whole", "part")]
+    values = [[line.split(",")[:5] for line in lines] for lines in metrics]
+    assert values[0] == values[1]
+
+
+def test_resume_refuses_other_settings_and_other_folders(otdd: Command, tmp_path: Path) -> None:
+    assert otdd("flow", *IRIS, "steps=1", "hydra.run.dir=part").code == 0
+    changed = otdd("flow", "resume=part", "stepper.rate=0.3", "seed=4")
+    assert changed.code == 1
+    assert "leave out stepper.rate, seed" in changed.err
+    absent = otdd("flow", "resume=nowhere")
+    assert absent.code == 1
+    assert "no folder of otdd flow" in absent.err
+
+
+@pytest.mark.parametrize("dynamics", ["features", "detached", "tied", "augmented", "joint"])
+def test_every_dynamics_of_the_group_runs(otdd: Command, dynamics: str) -> None:
+    outcome = otdd("flow", *IRIS, f"dynamics={dynamics}", "steps=3", "output=json")
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    assert record["fall"] > 0.5
+    assert record["config"]["dynamics"]["name"] == ("features" if dynamics == "detached" else dynamics)
+
+
+@pytest.mark.parametrize(("stepper", "fall"), [("line_search", 0.5), ("euler", 0.5), ("momentum", 0.1), ("adam", 0.01)])
+def test_every_stepper_of_the_group_runs(otdd: Command, stepper: str, fall: float) -> None:
+    outcome = otdd("flow", *IRIS, f"stepper={stepper}", "steps=3", "output=json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["fall"] > fall
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("dynamics.name=still", "dynamics.name must be features"),
+        ("stepper.name=leap", "stepper.name must be line_search"),
+        ("projection=ball", "projection must be none, box, grid, auto"),
+        ("solver.reach=1", "a flow takes no reach"),
+    ],
+)
+def test_wrong_choices_are_named(otdd: Command, override: str, words: str) -> None:
+    outcome = otdd("flow", *IRIS, override)
+    assert outcome.code == 1
+    (line,) = outcome.errors
+    assert words in line
+
+
+def test_a_refused_step_leaves_a_checkpoint_and_one_line(otdd: Command, tmp_path: Path) -> None:
+    outcome = otdd("flow", *IRIS, "stepper=euler", "stepper.rate=1e200")
+    assert outcome.code == 1
+    (line,) = outcome.errors
+    assert "step 1 was refused: x of class 'setosa'" in line
+    assert (folder_of(tmp_path) / "checkpoint.safetensors").exists()
+
+
+def test_pictures_of_points_and_table(otdd: Command, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    outcome = otdd("flow", *IRIS[:-1], "steps=2", "pictures.every=1", "transfer_neighbours=3")
+    assert outcome.code == 0, outcome.err
+    names = {path.name for path in (folder_of(tmp_path) / "pictures").iterdir()}
+    assert names == {"scatter_00000.png", "scatter_00001.png", "scatter_00002.png", "flow.gif"}
+    rows = dict(line.split("  ", 1) for line in outcome.out.splitlines()[2:] if line)
+    assert "with every step" in rows["fall"]
+    assert "3-NN, 50 samples of the target" in rows["transfer"]
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_mnist_becomes_fashion(otdd: Command, data_root: Path, tmp_path: Path) -> None:
+    """A small flow of real pictures: the value falls with every step and the flowed set teaches about the target."""
+    outcome = otdd(
+        "flow", "max_samples=200", f"data_root={data_root}", "device=cpu", "steps=20", "pictures.every=10",
+        "transfer_split=test", "output=json",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    assert record["monotone"]
+    assert record["fall"] > 0.85
+    assert record["transfer"]["flowed"] > record["transfer"]["source"] + 0.1
+    x = flowed(folder_of(tmp_path))
+    assert float(x.min()) >= 0
+    assert float(x.max()) <= 1
+    assert (folder_of(tmp_path) / "pictures" / "images_00020.png").exists()

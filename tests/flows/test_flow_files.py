@@ -1,0 +1,271 @@
+"""What a flow leaves behind: metrics, checkpoints, trajectories, pictures; and that it can be taken up again."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import otdd_flash as otdd
+from otdd_flash.distance import DistanceOptions
+from otdd_flash.flows import (
+    Animation,
+    AugmentedFlow,
+    Callback,
+    Checkpoint,
+    DatasetTransport,
+    Dynamics,
+    EarlyStopping,
+    Euler,
+    FeatureFlow,
+    Flow,
+    FlowState,
+    ImageGrid,
+    JointFlow,
+    LineSearch,
+    Metrics,
+    Momentum,
+    Noisy,
+    PotentialEnergy,
+    Progress,
+    SaveCheckpoint,
+    Scatter,
+    Stepper,
+    StepRefusedError,
+    TensorBoard,
+    TiedFlow,
+    TorchOptimizer,
+    Trajectory,
+    TransferCheck,
+    gradient_flow,
+    transfer_check,
+)
+from otdd_flash.flows.transfer import class_map, knn_predict
+from otdd_flash.types import LabeledDataset
+
+pytest.importorskip("safetensors")
+OPTIONS = DistanceOptions(label_distance="gaussian_diag", epsilon=0.2)
+QUADRATIC = PotentialEnergy(lambda x: x.square().sum(1))
+
+
+def blobs(seed: int, shift: float, *, n: int = 8, dtype: torch.dtype = torch.float32) -> LabeledDataset:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(2).repeat_interleave(n)
+    centres = torch.tensor([[shift, 0.0, 0.0], [shift, 3.0, 0.0]])
+    x = centres[y] + 0.3 * torch.randn(2 * n, 3, generator=generator)
+    return replace(otdd.from_arrays(x.to(dtype), [f"class {i}" for i in y.tolist()]), name=f"blobs {seed}")
+
+
+SOURCE, TARGET = blobs(1, 0.0), blobs(2, 4.0)
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+class KillAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        if state.step == self.at:
+            raise KilledError
+
+
+COMBINATIONS: list[tuple[Stepper, Dynamics]] = [
+    (Euler(0.05), FeatureFlow("attached")),
+    (LineSearch(0.1), FeatureFlow("detached")),
+    (Momentum(0.02), TiedFlow()),
+    (Noisy(Euler(0.05), 0.01), AugmentedFlow()),
+    (TorchOptimizer("Adam", {"lr": 0.05}), JointFlow(TARGET)),
+    (TorchOptimizer("LBFGS", {"lr": 0.1, "max_iter": 2}), FeatureFlow("attached")),
+    (Noisy(TorchOptimizer("SGD", {"lr": 0.02, "momentum": 0.9}), 0.01), FeatureFlow("attached")),
+]
+
+
+@pytest.mark.parametrize(("stepper", "dynamics"), COMBINATIONS)
+def test_a_killed_and_resumed_flow_ends_bitwise_the_same(stepper: Stepper, dynamics: Dynamics, tmp_path: Path) -> None:
+    def flow() -> Flow:
+        return Flow(DatasetTransport(TARGET, OPTIONS), dynamics, stepper, seed=3)
+
+    whole = flow().run(SOURCE, steps=12)
+    path = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(KilledError):
+        flow().run(SOURCE, steps=12, callbacks=[SaveCheckpoint(path, every=5), _NoFinish(path), KillAt(7)])
+    resumed = flow().run(SOURCE, steps=12, resume=Checkpoint.load(path))
+    assert resumed.history[0]["step"] == 5
+    assert resumed.value == whole.value
+    assert torch.equal(resumed.data.x, whole.data.x)
+    assert torch.equal(resumed.data.y, whole.data.y)
+    assert resumed.data.class_names == whole.data.class_names
+    for name, value in whole.state.variables.items():
+        assert torch.equal(resumed.state.variables[name], value), name
+    assert resumed.history[1:] == whole.history[6:]
+
+
+class _NoFinish(Callback):
+    """Undo what a clean end would write: a kill writes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.kept = path, b""
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        self.kept = self.path.read_bytes()
+
+    def finish(self, flow: Flow, state: FlowState) -> None:
+        self.path.write_bytes(self.kept)
+
+
+def test_a_checkpoint_of_other_data_or_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    gradient_flow(SOURCE, TARGET, steps=1, options=OPTIONS, callbacks=[SaveCheckpoint(path)])
+    with pytest.raises(ValueError, match="of a flow from other data"):
+        gradient_flow(TARGET, TARGET, steps=2, options=OPTIONS, resume=Checkpoint.load(path))
+    (tmp_path / "broken").write_bytes(b"not a file of that kind")
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        Checkpoint.load(tmp_path / "broken")
+    with pytest.raises(FileNotFoundError):
+        Checkpoint.load(tmp_path / "absent")
+
+
+def test_the_state_before_a_refused_step_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    flow = Flow(QUADRATIC, stepper=Euler(1e15))
+    with pytest.raises(StepRefusedError, match="step 2 was refused"):
+        flow.run(SOURCE, steps=5, callbacks=[SaveCheckpoint(path, every=100)])
+    assert Checkpoint.load(path).tree["step"] == 1
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_metrics_hold_every_step_once_also_after_a_resume(tmp_path: Path) -> None:
+    path, checkpoint = tmp_path / "metrics.csv", tmp_path / "checkpoint.safetensors"
+    objective = DatasetTransport(TARGET, OPTIONS)
+    first = Flow(objective).run(SOURCE, steps=3, callbacks=[SaveCheckpoint(checkpoint)])
+    Flow(objective).run(SOURCE, steps=5, callbacks=[Metrics(path)])
+    again = Flow(objective).run(SOURCE, steps=6, callbacks=[Metrics(path)], resume=Checkpoint.load(checkpoint))
+    found = lines(path)
+    assert [int(line["step"]) for line in found] == list(range(7))
+    values = [float(line["value"]) for line in found]
+    assert values == [h["value"] for h in first.history] + [h["value"] for h in again.history[1:]]
+    assert {"rate", "speed", "event", "classes", "seconds", "converged", "iterations"} <= set(found[0])
+
+
+def test_tensorboard_writes_or_says_what_is_missing(tmp_path: Path) -> None:
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install tensorboard"):
+            gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[TensorBoard(tmp_path)])
+        return
+    gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[TensorBoard(tmp_path)])
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_trajectory_holds_the_variables(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    found = gradient_flow(SOURCE, TARGET, steps=4, dynamics=TiedFlow(), options=OPTIONS,
+                          callbacks=[Trajectory(tmp_path, every=2)])  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_0000{k}.safetensors" for k in (0, 2, 4)]
+    first, last = (load_file(tmp_path / f"step_0000{k}.safetensors") for k in (0, 4))
+    assert torch.equal(first["x"], SOURCE.x)
+    assert set(last) == {"x", "statistics", "y"}
+    assert torch.equal(last["x"], found.data.x)
+
+
+def test_early_stopping_waits_for_its_patience_or_goal() -> None:
+    flat = PotentialEnergy(lambda x: 0 * x[:, 0] + 1)
+    found = gradient_flow(SOURCE, flat, steps=50, stepper=Euler(), callbacks=[EarlyStopping(patience=4)])
+    assert (found.steps, found.reason) == (4, "EarlyStopping")
+    found = gradient_flow(SOURCE, QUADRATIC, steps=50, stepper=Euler(0.1), callbacks=[EarlyStopping(goal=0.1)])
+    assert found.value <= 0.1 < found.history[-2]["value"]
+
+
+def test_progress_shows_value_and_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    gradient_flow(SOURCE, QUADRATIC, steps=2, stepper=Euler(0.25), callbacks=[Progress()])
+    assert "rate 0.25" in capsys.readouterr().err
+
+
+def pictures(**kwargs: Any) -> LabeledDataset:
+    x = torch.linspace(0, 1, 6)[:, None].expand(6, 4).clone()
+    return otdd.from_arrays(x, ["a", "a", "a", "b", "b", "b"], **kwargs)
+
+
+def test_image_grid_shows_the_pixels_by_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    data = replace(pictures(), image_shape=(2, 2))
+    grid = ImageGrid(tmp_path, every=2, columns=2, scale=1)
+    animation = Animation(tmp_path / "flow.gif", tmp_path)
+    gradient_flow(data, QUADRATIC, steps=3, stepper=Euler(0.25), callbacks=[grid, animation])
+    names = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert names == ["images_00000.png", "images_00002.png", "images_00003.png"]
+    first, last = (image.open(tmp_path / names[i]) for i in (0, -1))
+    assert first.size == (8, 8)
+    # two classes of two samples: values 0, 0.2 and 0.6, 0.8; halved by each step, then rounded
+    corners = [(0, 0), (4, 0), (0, 4), (4, 4)]
+    assert [first.getpixel(at)[0] for at in corners] == [0, 51, 153, 204]
+    assert [last.getpixel(at)[0] for at in corners] == [0, 6, 19, 25]
+    assert image.open(tmp_path / "flow.gif").n_frames == 3
+
+
+def test_image_grid_wants_pictures(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no pictures"):
+        gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[ImageGrid(tmp_path)])
+
+
+def test_scatter_frames_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("PIL.Image")
+    gradient_flow(SOURCE, TARGET, steps=2, options=OPTIONS, callbacks=[Scatter(TARGET, tmp_path, every=1)])
+    frames = [image.open(path) for path in sorted(tmp_path.glob("scatter_*.png"))]
+    assert [frame.size for frame in frames] == [(600, 600)] * 3
+    assert len({frame.tobytes() for frame in frames}) == 3
+
+
+def test_animation_without_frames_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(ValueError, match="no frames"):
+        gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[Animation(tmp_path / "flow.gif", tmp_path)])
+
+
+def test_nearest_neighbours_vote() -> None:
+    x = torch.tensor([[0.0], [0.1], [1.0], [1.1], [1.2]])
+    y = torch.tensor([1, 1, 0, 0, 2])
+    assert knn_predict(x, y, torch.tensor([[0.0], [1.05]]), k=3).tolist() == [1, 0]
+    assert knn_predict(x, y, torch.tensor([[1.2]]), k=1).tolist() == [2]
+
+
+def test_classes_stand_for_where_their_mass_goes() -> None:
+    names, share = class_map(torch.tensor([[0.1, 0.4], [0.3, 0.2]]))
+    assert (names.tolist(), share) == ([1, 0], pytest.approx(0.7))
+
+
+def test_a_flowed_set_teaches_about_the_target() -> None:
+    """The source says nothing of the target: its classes differ along another axis."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.2 * torch.randn(3, 40, 2, generator=generator)
+    y = torch.arange(2).repeat_interleave(20)
+    vertical, horizontal = torch.tensor([[0.0, -2.0], [0.0, 2.0]]), torch.tensor([[-2.0, 9.0], [2.0, 9.0]])
+    source = otdd.from_arrays(vertical[y] + noise[0], y)
+    names = ["west" if i == 0 else "east" for i in y.tolist()]
+    target, test = (otdd.from_arrays(horizontal[y] + noise[k], names) for k in (1, 2))
+    check = TransferCheck(source, target, test, k=3, options=OPTIONS)
+    found = gradient_flow(source, target, steps=25, stepper=LineSearch(0.2), options=OPTIONS, callbacks=[check])
+    (step, score), *_ = check.history
+    assert step == found.steps
+    assert (score.flowed, score.tested) == (1.0, 40)
+    assert score.source <= 0.6
+    assert sorted(score.label_map.values()) == ["east", "west"]
+    assert score == transfer_check(source, found.data, target, test=test, k=3, options=OPTIONS)
+    other = replace(test, class_names=("north", "east"))
+    with pytest.raises(ValueError, match="classes that the target lacks: north"):
+        transfer_check(source, found.data, target, test=other, options=OPTIONS)
