@@ -65,7 +65,8 @@ def class_coupling(
             f"coupling is {tuple(coupling.shape)} for {len(source_names)} source and {len(target_names)} target names"
         )
     shares = coupling.double() / coupling.double().sum(1, keepdim=True)
-    return _cells(shares, source_names, target_names, "share of the source class", theme, axes=("source", "target"))
+    title = "share of the source class"
+    return _cells(shares, source_names, target_names, title, theme, axes=("source", "target"), form=".2f")
 
 
 def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme = "light") -> Any:
@@ -139,6 +140,7 @@ def _cells(
     *,
     square: bool = False,
     axes: tuple[str, str] | None = None,
+    form: str = ".3g",
 ) -> Any:
     """A table as coloured cells with a bar of colours."""
     matplotlib = optional_import("matplotlib", needed_for="a heat map", extra="plots")
@@ -163,7 +165,7 @@ def _cells(
             panel.set_ylabel(axes[0])
             panel.set_xlabel(axes[1])
         if max(len(rows), len(columns)) <= _ANNOTATED:
-            _write_numbers(panel, numbers, colours, (low, high), theme)
+            _write_numbers(panel, numbers, colours, (low, high), theme, form)
         _only(panel)
         bar = figure.colorbar(image, ax=panel, fraction=0.046, pad=0.03, extend="min" if square and low > 0 else None)
         bar.set_label(title)
@@ -172,8 +174,10 @@ def _cells(
     return figure
 
 
-def _write_numbers(panel: Any, numbers: Tensor, colours: Any, limits: tuple[float, float], theme: Theme) -> None:
-    """Three digits in each cell, dark on light cells and light on dark ones."""
+def _write_numbers(
+    panel: Any, numbers: Tensor, colours: Any, limits: tuple[float, float], theme: Theme, form: str
+) -> None:
+    """A number in each cell, dark on light cells and light on dark ones."""
     low, high = limits
     for i, row in enumerate(numbers.tolist()):
         for j, value in enumerate(row):
@@ -183,7 +187,7 @@ def _write_numbers(panel: Any, numbers: Tensor, colours: Any, limits: tuple[floa
             red, green, blue, _ = colours((value - low) / (high - low))
             light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
             shade = _INK["light"] if light else _INK["dark"]
-            panel.text(j, i, f"{value:.3g}", ha="center", va="center", color=shade, fontsize=8)
+            panel.text(j, i, f"{value:{form}}", ha="center", va="center", color=shade, fontsize=8)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ def test_map_stands_where_mds_says(matrix: otdd.DistanceMatrix) -> None:
 def test_class_coupling_shows_shares_of_the_source_class() -> None:
     figure = plots.class_coupling(torch.tensor([[0.3, 0.1], [0.0, 0.6]]), ["ant", "bee"], ["x", "y"])
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["0.75", "0.25", "0", "1"]
+    assert texts == ["0.75", "0.25", "0.00", "1.00"]
     with pytest.raises(ValueError, match=r"coupling is \(2, 2\) for 1 source and 2 target names"):
         plots.class_coupling(torch.eye(2), ["ant"], ["x", "y"])
 
