@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from otdd_flash.labels.gaussian import polar_factor
 from otdd_flash.labels.samples import check_pair
 from otdd_flash.types import LabeledDataset
 
@@ -82,7 +83,8 @@ class _Bures(torch.autograd.Function):
         traces = covariances.diagonal(dim1=1, dim2=2).sum(1)
         table = traces[:, None] + traces[None, :]
         for i in range(len(roots)):
-            table[i] -= 2 * torch.linalg.svdvals(roots[i] @ roots).sum(1)
+            products = roots[i] @ roots
+            table[i] -= 2 * (_turns(products) * products).sum((1, 2))
         return table.fill_diagonal_(0.0)
 
     @staticmethod
@@ -93,12 +95,20 @@ class _Bures(torch.autograd.Function):
         weight = (upstream + upstream.T).fill_diagonal_(0.0)
         eye = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
         gradient = weight.sum(1)[:, None, None] * eye
-        for i, j in weight.triu(1).nonzero().tolist():
-            U, _, Vh = torch.linalg.svd(roots[i] @ roots[j])
-            for p, q, turn in ((i, j, U @ Vh), (j, i, (U @ Vh).T)):
-                transport = inverses[p] @ turn @ roots[q]
-                gradient[p] -= weight[i, j] * (transport + transport.T) / 2
+        for i in range(len(roots)):
+            for j, turn in enumerate(_turns(roots[i] @ roots[i + 1 :]), i + 1):
+                for p, q, way in ((i, j, turn), (j, i, turn.T)):
+                    transport = inverses[p] @ way @ roots[q]
+                    gradient[p] -= weight[i, j] * (transport + transport.T) / 2
         return gradient
+
+
+def _turns(products: Tensor) -> Tensor:
+    """``U V^T`` of ``U D V^T`` for a batch: by singular vectors, on a GPU by matrix products."""
+    if products.device.type != "cpu":
+        return polar_factor(products)
+    U, _, Vh = torch.linalg.svd(products)
+    return U @ Vh
 
 
 def _root(S: Tensor) -> Tensor:

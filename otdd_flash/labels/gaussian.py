@@ -84,11 +84,16 @@ def _nuclear_norm(matrices: Tensor) -> Tensor:
 
 
 def _polar_nuclear_norm(matrices: Tensor) -> Tensor:
-    """``|M|_* = <U, M>`` with the polar factor ``U`` by Newton-Schulz: matrix products only, for GPUs.
+    """``|M|_* = <U, M>`` with the polar factor ``U``, for GPUs."""
+    return (polar_factor(matrices) * matrices).sum((1, 2))
+
+
+def polar_factor(matrices: Tensor) -> Tensor:
+    """The orthogonal factor ``U`` of ``M = U (M^T M)^1/2`` by Newton-Schulz: matrix products only.
 
     Odd polynomials drive every singular value towards one. The quintic triples small ones a step and leaves all in
-    about ``[0.7, 1.2]``; the cubic then converges quadratically. A value below ``1e-8`` of the Frobenius norm may be
-    counted too low, by no more than itself.
+    about ``[0.7, 1.2]``; the cubic then converges quadratically. A value below ``1e-8`` of the Frobenius norm may end
+    below one: in ``<U, M>`` it is then counted too low, by no more than itself.
     """
     norms = torch.linalg.matrix_norm(matrices).clamp_min(torch.finfo(matrices.dtype).tiny)
     x = matrices / norms[:, None, None]
@@ -97,7 +102,7 @@ def _polar_nuclear_norm(matrices: Tensor) -> Tensor:
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     for _ in range(_CUBIC_STEPS):
         x = 1.5 * x - 0.5 * (x @ x.mT) @ x
-    return (x * matrices).sum((1, 2))
+    return x
 
 
 def _product_dtype(device: torch.device) -> torch.dtype:
