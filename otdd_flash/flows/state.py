@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.cost import squared_norms
 from otdd_flash.flows.dynamics import Dynamics, Variables
 from otdd_flash.flows.objectives import Objective
 from otdd_flash.flows.projections import Projection
 from otdd_flash.flows.warm import Memory
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.types import LabeledDataset
+
+_BLOCK_ELEMENTS = 1 << 22
 
 
 class StepRefusedError(RuntimeError):
@@ -113,8 +116,7 @@ class Problem:
         """``sum_i mass_i <velocity_i, old_i - new_i>``: what the value falls by to first order in the move."""
         masses, total = self.dynamics.masses(state.variables, state.data), 0.0
         for name, old in state.variables.items():
-            products = (state.at.velocity[name] * (old - moved.variables[name])).to(torch.float64).sum(1)
-            total += float(masses[name] @ products)
+            total += float(masses[name] @ _row_dots(state.at.velocity[name], old - moved.variables[name]))
         return max(total, 0.0)
 
     def stay(self, state: FlowState, event: str, *, carried: dict[str, Any]) -> FlowState:
@@ -123,7 +125,7 @@ class Problem:
 
     def _evaluate(self, variables: Variables, data: LabeledDataset, memory: Memory, step: int = 0) -> Evaluation:
         _refuse_nonfinite(variables, data, step)
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in variables.items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
         try:
             term = self.objective.evaluate(self.dynamics.particles(leaves, data), memory)
         except OverflowError as error:
@@ -136,10 +138,9 @@ class Problem:
         velocity, square = {}, 0.0
         for name, value in variables.items():
             gradient = gradients[name]
-            exact = torch.zeros_like(value, dtype=torch.float64) if gradient is None else gradient.to(torch.float64)
-            exact = exact / masses[name][:, None]
-            square += float((masses[name] * exact.square().sum(1)).sum())
-            velocity[name] = exact.to(value.dtype)
+            gradient = torch.zeros_like(value) if gradient is None else gradient
+            velocity[name] = gradient / masses[name].to(value.dtype)[:, None]
+            square += float(masses[name] @ squared_norms(velocity[name]))
         total = float(term.value.detach())
         if not (math.isfinite(total) and math.isfinite(square)):
             _refuse_nonfinite(velocity, data, step)
@@ -151,7 +152,7 @@ def _refuse_nonfinite(variables: Variables, data: LabeledDataset, step: int) -> 
     """Refuse rows that are not finite, or whose squared norms would not be."""
     for name, value in variables.items():
         # 64: a cost adds several squared norms
-        good = 64 * value.to(torch.float64).square().sum(1) < torch.finfo(value.dtype).max
+        good = 64 * squared_norms(value) < torch.finfo(value.dtype).max
         if bool(good.all()):
             continue
         rows = (~good).nonzero()[:, 0]
@@ -163,8 +164,15 @@ def _refuse_nonfinite(variables: Variables, data: LabeledDataset, step: int) -> 
         )
 
 
+def _row_dots(u: Tensor, v: Tensor) -> Tensor:
+    """``(n,)`` float64 products of rows, by blocks: no float64 copy of either."""
+    rows = max(1, _BLOCK_ELEMENTS // max(u.shape[1], 1))
+    pairs = zip(u.split(rows), v.split(rows), strict=True)
+    return torch.cat([(p.to(torch.float64) * q.to(torch.float64)).sum(1) for p, q in pairs])
+
+
 def _farthest(x: Tensor, data: LabeledDataset) -> str:
-    row = int(x.to(torch.float64).square().sum(1).argmax())
+    row = int(squared_norms(x).argmax())
     return f"(class {data.class_names[int(data.y[row])]!r} lies farthest out); take a smaller rate or a line search"
 
 
