@@ -21,7 +21,10 @@ _SYMMETRIC_MIXING = 2.0 / 3.0
 _REGULARISATION = 1e-10  # of the Gram matrix, relative to its largest diagonal entry
 _GROWTH = 4.0  # times the best error so far that makes a problem forget its history
 _PLAIN_STEPS = 4  # taken after that
-_LONGEST = 10.0  # times the largest residual (plus one epsilon) that an accelerated step may be
+# An accelerated step is cut to this many epsilons plus so many times the largest residual. Mass that must cross between
+# far clusters shows in no residual until the potentials have moved by many epsilons: steps may be long, but not wild.
+_FREE = 2.0
+_LONGEST = 10.0
 
 
 class Anderson:
@@ -70,8 +73,10 @@ class Anderson:
         self._guard(error[:, None])
         accelerated = self._combine(residual)
         longest = accelerated.abs().amax(1, keepdim=True)
-        sane = longest <= 1.0 + _LONGEST * residual.abs().amax(1, keepdim=True)  # False for NaN as well
-        chosen = torch.where((self.plain <= 0) & sane, accelerated, torch.cat(plain, 1))
+        limit = _FREE + _LONGEST * residual.abs().amax(1, keepdim=True)
+        accelerated = accelerated * (limit / longest).clamp_max(1.0)
+        usable = (self.plain <= 0) & longest.isfinite()
+        chosen = torch.where(usable, accelerated, torch.cat(plain, 1))
         self.plain.sub_(1)
         return chosen[:, : self.n], chosen[:, self.n :]
 

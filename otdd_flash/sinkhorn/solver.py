@@ -29,11 +29,13 @@ from otdd_flash.types import Potentials
 
 _SYMMETRIC_STEP = 2.0 / 3.0
 _ANNEALING_OMEGA = 1.5
-# Below this fraction of the largest cost a problem resembles an assignment: one pass an annealed epsilon leaves rows at
-# the wrong partner, and the target needs thousands of passes to move them. Each stage is then converged a little.
+# Below this fraction of the largest cost a problem resembles an assignment: one pass an annealed epsilon leaves mass at
+# the wrong partner, and the target needs thousands of passes to move it. Each stage is then converged a little. So it
+# is between well-separated classes of slightly unequal mass at any epsilon: there the error is seen to stand still.
 _CAREFUL_BELOW = 5e-4
-_STAGE_TOL = 0.05
+_STAGE_TOL = 5e-3
 _STAGE_PASSES = 100
+_PATIENCE = 40  # passes in which an error must halve
 
 
 @dataclass(frozen=True)
@@ -144,19 +146,28 @@ def solve(
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     state = _State(operator, options)
-    if initial is None:
-        largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
-        careful = epsilon < _CAREFUL_BELOW * largest
+    largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
+    careful = initial is None and epsilon < _CAREFUL_BELOW * largest
+    if initial is not None:
+        state.load(initial)
+    elif careful:
+        state.descend(largest, epsilon, progress)
+    else:
         for eps in annealing(largest, epsilon, options.scaling):
-            if careful:
-                state.iterate(eps, replace(options, tol=max(options.tol, _STAGE_TOL), max_iterations=_STAGE_PASSES))
-            else:
-                state.anneal(eps)
+            state.anneal(eps)
             if progress is not None:
                 progress("anneal", state.passes, math.nan)
-    else:
-        state.load(initial)
-    return state.iterate(epsilon, options, progress)
+    solution = state.iterate(epsilon, options, progress, until_stalled=not careful)
+    if not state.stalled or bool(solution.converged.all()):
+        return solution
+    state.done = solution.converged.clone()
+    state.descend(largest, epsilon, progress)
+    left = replace(options, max_iterations=options.max_iterations - int(solution.iterations.max()))
+    again = state.iterate(epsilon, left, progress)
+    return replace(
+        again, options=options, iterations=solution.iterations + again.iterations,
+        history=solution.history + again.history,
+    )  # fmt: skip
 
 
 class _State:
@@ -178,6 +189,8 @@ class _State:
         self.error = torch.zeros_like(self.mass)
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
         self.passes = 0
+        self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
+        self.stalled = False
 
     def load(self, initial: list[Potentials]) -> None:
         """Take given potentials as the start."""
@@ -192,11 +205,27 @@ class _State:
         self.f.add_(f_step, alpha=epsilon)
         self.g.add_(g_step, alpha=epsilon)
 
-    def iterate(self, epsilon: float, options: SolverOptions, progress: Progress | None = None) -> Solution:
-        """Passes at one epsilon until every problem is converged or the limit is reached."""
-        active = torch.ones(len(self.mass), dtype=torch.bool)
+    def descend(self, largest: float, epsilon: float, progress: Progress | None) -> None:
+        """Anneal the unfinished problems from the start, each stage converged a little."""
+        live = ~self.done.to(self.a.device)[:, None]
+        for potential in (self.f, self.g):
+            potential.masked_fill_(live, 0.0)
+        stage = replace(
+            self.options, tol=max(self.options.tol, _STAGE_TOL), max_iterations=_STAGE_PASSES, check_every=1
+        )
+        for eps in annealing(largest, epsilon, self.options.scaling):
+            self.iterate(eps, stage)
+            if progress is not None:
+                progress("anneal", self.passes, math.nan)
+
+    def iterate(
+        self, epsilon: float, options: SolverOptions, progress: Progress | None = None, *, until_stalled: bool = False
+    ) -> Solution:
+        """Passes at one epsilon until all problems are converged, the limit is reached or (if asked) one stalls."""
+        active = ~self.done
         iterations = torch.zeros(len(self.mass), dtype=torch.int64)
-        self._evaluate(epsilon)
+        self._evaluate(epsilon, active, active.to(self.a.device)[:, None])
+        self.passes += 1
         history: list[tuple[float, ...]] = []
         advance = self._advance(epsilon, options)
         for step in range(options.max_iterations + 1):
@@ -208,6 +237,11 @@ class _State:
                     progress("iterate", self.passes, float(host.max()))
                 if step == options.max_iterations or not bool(active.any()):
                     break
+                if until_stalled and step >= _PATIENCE:
+                    before = torch.tensor(history[-1 - _PATIENCE // options.check_every], dtype=host.dtype)
+                    self.stalled = bool((active & (host > before / 2)).any())
+                    if self.stalled:
+                        break
                 if not bool(torch.isfinite(host[active]).all()):
                     self._restart(epsilon)
                     advance = self._advance(epsilon, options)

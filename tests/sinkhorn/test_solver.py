@@ -81,6 +81,23 @@ def test_symmetric_problem_converges_in_tens_of_passes() -> None:
     torch.testing.assert_close(solution.f[0], solution.g[0])
 
 
+@pytest.mark.parametrize(("n", "k", "m", "j"), [(40, 19, 61, 30), (40, 20, 61, 31), (50, 10, 50, 12)])
+def test_far_clusters_of_unequal_mass(n: int, k: int, m: int, j: int) -> None:
+    """A little mass must cross a wide gap, unseen until the potentials have moved by many epsilons."""
+    sides = []
+    for seed, (size, first) in enumerate(((n, k), (m, j))):
+        points = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        points[:first] += 8
+        sides.append(PointCloud(points, uniform(size)))
+    cost = DotProductCost.build(sides)
+    epsilon = 0.01 * cost.mean(0, 1)
+    found = divergence(cost, epsilon, options=SolverOptions(max_iterations=300))
+    x, y = (side.points for side in sides)
+    expected = reference.divergence(x, y, uniform(n), uniform(m), epsilon, tol=1e-9)
+    assert found.converged
+    assert found.value == pytest.approx(expected, rel=1e-3)
+
+
 def test_warm_start_needs_no_work() -> None:
     cost = DotProductCost.build([gaussian_cloud(50, 3, 0), gaussian_cloud(40, 3, 1)])
     operator = make_operator(cost, [(0, 1)], epsilon=0.05)
