@@ -34,13 +34,12 @@ types: $(VENV)/.dev  ## mypy over the library
 
 bench: $(VENV)/.bench  ## CPU: against GeomLoss and POT, and against epsilon (OTDD_DATA=DIR); JSON into .bench/
 	mkdir -p $(BENCH_DIR)
-	$(BIN)/python scripts/bench/cpu.py --output $(BENCH_DIR)/cpu.json
+	$(BIN)/python scripts/bench/run.py --device cpu --output $(BENCH_DIR)/cpu.json
 	$(BIN)/python scripts/bench/epsilon.py --output $(BENCH_DIR)/epsilon.json
 
-bench-gpu: $(VENV)/.bench  ## one GPU: kernels, then the main jobs (OTDD_DATA=DIR); JSON into .bench/
+bench-gpu: $(VENV)/.bench  ## one GPU: kernels, main jobs, other libraries (OTDD_DATA=DIR); JSON into .bench/
 	mkdir -p $(BENCH_DIR)
-	$(BIN)/python scripts/bench/kernels.py --check --time --output $(BENCH_DIR)/kernels.json
-	$(BIN)/python scripts/bench/gpu.py $(if $(OTDD_DATA),--data $(OTDD_DATA)) --output $(BENCH_DIR)/gpu.json
+	$(BIN)/python scripts/bench/run.py --device gpu --output $(BENCH_DIR)/gpu.json
 
 wheel: $(VENV)/.test  ## sdist and wheel into dist/
 	$(BIN)/python -m build --outdir dist .

@@ -3,34 +3,34 @@
 Debiased MNIST x Fashion-MNIST without labels at epsilon = 0.01 of the mean cost. Each peer runs its own method until
 its potentials, looked at in float64 outside its code, meet the tolerance; the time of that many iterations counts.
 POT solves the cross problem alone, so it is compared with our cross problem alone.
-A ratio is printed only where every solver met the tolerance and the values agree (the gate).
+A time counts only where the solver met the tolerance and the values agree (the gate).
 
-    OTDD_DATA=... python scripts/bench/cpu.py --n 1000 2000 --output cpu.json
+    OTDD_DATA=... python scripts/bench/run.py --device cpu --output cpu.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
+from registry import Row, Settings, case, row, timed
 from torch import Tensor
 
 import otdd_flash as otdd
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.sinkhorn import Execution, SolverOptions, divergence
+from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence
 
-GATE = 1e-3  # relative disagreement of values beyond which no ratio is reported
+TOL = 1e-3
+GATE = 1e-3  # relative disagreement of values beyond which no time is reported
 
 
-def clouds(n: int) -> tuple[Tensor, Tensor]:
+def clouds(n: int, settings: Settings) -> tuple[Tensor, Tensor]:
     """The first ``n`` training images of both sets as float32 rows."""
-    return tuple(otdd.load(name).subset(torch.arange(n)).x for name in ("mnist", "fashion_mnist"))
+    sets = (otdd.load(name, data_root=settings.data) for name in ("mnist", "fashion_mnist"))
+    return tuple(s.subset(torch.arange(n)).x for s in sets)
 
 
 def marginal_error(x: Tensor, y: Tensor, f: Tensor, g: Tensor, epsilon: float) -> float:
@@ -117,77 +117,62 @@ def iterations_needed(
     return None
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
-    """Median wall time after one warm-up."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def compare(n: int, tol: float, repeats: int) -> dict:
-    """One row of the table."""
-    x, y = clouds(n)
+def compare(n: int, settings: Settings) -> list[Row]:
+    """One size: each solver to the same marginal error."""
+    x, y = clouds(n, settings)
     w = torch.full((n,), 1 / n, dtype=torch.float64)
     epsilon = 0.01 * DotProductCost.build([PointCloud(x, w), PointCloud(y, w)]).mean(0, 1)
 
     def check(f: Tensor, g: Tensor) -> float:
         return marginal_error(x, y, f, g, epsilon)
 
-    value, f, g = ours(x, y, epsilon, tol)()
-    row = {"n": n, "epsilon": epsilon, "tol": tol, "threads": torch.get_num_threads()}
-    row["otdd_flash"] = {
-        "value": value,
-        "marginal_error": check(f, g),
-        "seconds": seconds(ours(x, y, epsilon, tol), repeats),
-        "seconds cross only": seconds(ours(x, y, epsilon, tol, debiased=False), repeats),
-    }
-    makers = {
-        "geomloss": lambda k: geomloss(x, y, epsilon, k),
-        "pot (cross only)": lambda k: pot(x, y, epsilon, k),
-    }
-    for name, make in makers.items():
-        count = iterations_needed(make, check, tol)
+    def measured(problem: str, solver: str, run: Callable, limit: float = math.inf) -> Row:
+        timing, (value, f, g) = timed(run, repeats=min(settings.repeats, 3))
+        error = check(f, g)
+        agrees = math.isnan(value) or abs(value - expected) <= GATE * expected
+        good = error <= limit and agrees
+        return row(problem, solver, timing, gate=good, marginal_error=error, value=None if math.isnan(value) else value)
+
+    expected = ours(x, y, epsilon, TOL)()[0]
+    debiased, crossed = (f"CPU, {n} + {n} images, {kind} to {TOL:g}" for kind in ("debiased", "cross problem"))
+    rows = [measured(debiased, "otdd-flash", ours(x, y, epsilon, TOL), 1.01 * TOL)]
+    plain = ours(x, y, epsilon, TOL, debiased=False)
+    timing, (_, f, g) = timed(plain, repeats=min(settings.repeats, 3))
+    rows.append(row(crossed, "otdd-flash", timing, gate=check(f, g) <= 1.01 * TOL, marginal_error=check(f, g)))
+    for problem, name, make in (
+        (debiased, "geomloss tensorized", partial(geomloss, x, y, epsilon)),
+        (crossed, "POT sinkhorn_log", partial(pot, x, y, epsilon)),
+    ):
+        count = iterations_needed(make, check, TOL)
         if count is None:
-            row[name] = {"iterations": None}
-            continue
-        value_there, f, g = make(count)()
-        row[name] = {
-            "iterations": count,
-            "value": value_there,
-            "marginal_error": check(f, g),
-            "seconds": seconds(make(count), repeats),
-        }
-    peer = row["geomloss"].get("value", math.nan)
-    row["gate"] = row["otdd_flash"]["marginal_error"] <= 1.01 * tol and abs(peer - value) <= GATE * value
-    return row
+            rows.append(row(problem, f"{name}, not converged in 4,000 iterations", {}, gate=True))
+        else:
+            rows.append(measured(problem, f"{name}, {count} iterations", make(count), TOL))
+    return rows
 
 
-def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, nargs="+", default=[1000, 2000])
-    parser.add_argument("--tol", type=float, default=1e-3)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    rows = [compare(n, arguments.tol, arguments.repeats) for n in arguments.n]
-    for row in rows:
-        print(f"n = {row['n']}, gate {'passed' if row['gate'] else 'FAILED'}")
-        for peer, own in (("geomloss", "seconds"), ("pot (cross only)", "seconds cross only")):
-            mine, theirs = row["otdd_flash"][own], row[peer].get("seconds")
-            if theirs is None:
-                print(f"  {peer}: not converged in 4,000 iterations; otdd-flash {mine:.2f} s")
-            elif row["gate"]:
-                print(f"  {peer}: {theirs:.2f} s, otdd-flash {mine:.2f} s: {theirs / mine:.1f} times faster")
-    if arguments.output:
-        arguments.output.write_text(json.dumps(rows, indent=1))
-    if not all(row["gate"] for row in rows):
-        raise SystemExit(1)
+@case("cpu", data=True)
+def cpu_peers(settings: Settings) -> list[Row]:
+    """MNIST x Fashion-MNIST to the same marginal error: ours, GeomLoss tensorized, POT's log-domain Sinkhorn."""
+    sizes = [200] if settings.small else [1000, 4000]
+    return [entry for n in sizes for entry in compare(n, settings)]
 
 
-if __name__ == "__main__":
-    main()
+@case("cpu")
+def many_small(settings: Settings) -> list[Row]:
+    """C30: 45 pairs of 15 x 2 points, in one batch and one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    sets = [torch.randn(15, 2, generator=generator) + 0.3 * k for k in range(10)]
+    pairs = list(itertools.combinations(sets, 2))
+    problem, rows = "CPU, 45 pairs of 15 x 2 points", []
+
+    def loop() -> list[Divergence]:
+        return [otdd.sinkhorn_divergence(x, y, epsilon=0.1) for x, y in pairs]
+
+    batched, expected = timed(partial(otdd.sinkhorn_batch, pairs, epsilon=0.1), repeats=settings.repeats)
+    single, alone = timed(loop, repeats=min(settings.repeats, 3))
+    off = max(abs(p.value - q.value) / q.value for p, q in zip(expected, alone, strict=True))
+    good = off <= GATE and all(result.converged and result.info.backend == "torch" for result in expected)
+    rows.append(row(problem, "otdd-flash sinkhorn_batch", batched, gate=good, error=off))
+    rows.append(row(problem, "one sinkhorn_divergence at a time", single, gate=all(r.converged for r in alone)))
+    return rows

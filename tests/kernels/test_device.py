@@ -9,12 +9,12 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.gpu
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "kernels.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "parity.py"
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_kernels", SCRIPT)
+    spec = importlib.util.spec_from_file_location("bench_parity", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
