@@ -235,6 +235,33 @@ class RankConfig:
 
 
 @dataclass
+class BenchConfig:
+    """``otdd bench``."""
+
+    n: int = 2000
+    """Points of the first cloud."""
+    m: int | None = None
+    """Points of the second cloud; null for n."""
+    d: int = 784
+    """Features."""
+    levels: bool = False
+    """Features on an 8-bit grid, as pictures are, instead of normal ones."""
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    repeats: int = 3
+    """Timed solves, after a first one that is reported apart."""
+    tune: bool = False
+    """Search for faster kernel configurations for this GPU and width, and keep them under $OTDD_CACHE/tuning."""
+    tune_modes: list[str] = field(default_factory=lambda: ["int8", "fp16", "fp16x3"])
+    """Operand precisions to tune."""
+    tune_seconds: float = 120.0
+    """For each precision: no new candidate is begun after this."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
+    seed: int = 0
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+@dataclass
 class InfoConfig:
     """``otdd info``."""
 

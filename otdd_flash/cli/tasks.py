@@ -104,6 +104,12 @@ TASKS = {
             schema="otdd_flash.cli.selection_config:CheckConfig",
         ),
         Task(
+            name="bench",
+            summary="time the solver on this machine; tune=true refines the kernels' configuration for its GPU",
+            function="otdd_flash.cli.bench:run",
+            schema="otdd_flash.cli.config:BenchConfig",
+        ),
+        Task(
             name="info",
             summary="versions, devices, backends, data sets found offline, optional extras",
             function="otdd_flash.cli.info:run",

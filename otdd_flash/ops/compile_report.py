@@ -49,7 +49,7 @@ def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tupl
     """
     for mode in modes:
         stored = tuning.stored_config(mode, arch)
-        for config in dict.fromkeys(tuning.streamed_config(mode, features, arch) for features in (64, 128, 256, 784)):
+        for config in dict.fromkeys(tuning.table_config(mode, features, arch) for features in (64, 128, 256, 784)):
             yield "marginals", config, {"LABELS": True}
         yield "softmin", tuning.softmin_config(mode, arch), {"LABELS": True}
         yield "scores", tuning.fill_config(stored, arch), {"LABELS": True}

@@ -21,7 +21,7 @@ from otdd_flash.kernels.scores import scores
 from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
 from otdd_flash.kernels.source import ScoreSource
 from otdd_flash.kernels.stored_marginals import stored_marginals
-from otdd_flash.ops import tuning
+from otdd_flash.ops import choices, tuning
 from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
 from otdd_flash.ops.packing import PackedClouds, pack
 from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs, strip_height
@@ -40,6 +40,7 @@ class FusedOperator:
         packed: the operand.
         capacity: scores that may be stored; what does not fit is streamed.
         deterministic: fixed summation order.
+        config: of the streamed pass, instead of this GPU's choice or the table's.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FusedOperator:
         packed: PackedClouds,
         capacity: int,
         deterministic: bool,
+        config: tuning.KernelConfig | None = None,
     ):
         self.cost, self.problems, self.packed = cost, tuple(problems), packed
         self.device = packed.operand.device
@@ -68,7 +70,7 @@ class FusedOperator:
         self._extents = [extent for _, extent in stored] if whole else extents
         self._strip = self._stored_config.block_n if whole else 0  # softmin and apply_plan read whole problems
         self._softmin_config = tuning.softmin_config(packed.mode, self._arch, stored=self._strip)
-        self._sweeps = self._make_sweeps(stored, streamed, deterministic=deterministic)
+        self._sweeps = self._make_sweeps(stored, streamed, config, deterministic=deterministic)
         self._partial = torch.empty(sum(s.plan.slots for s in self._sweeps), dtype=torch.float32, device=self.device)
         rest = self._partial
         for sweep in self._sweeps:
@@ -249,10 +251,13 @@ class FusedOperator:
             )  # fmt: skip
         return extents
 
-    def _make_sweeps(self, stored: list[Piece], streamed: list[Piece], *, deterministic: bool) -> list[Sweep]:
+    def _make_sweeps(
+        self, stored: list[Piece], streamed: list[Piece], config: tuning.KernelConfig | None, *, deterministic: bool
+    ) -> list[Sweep]:
         """One sweep over the stored scores and one over the rest."""
         slot_bytes = max(192 << 20, 256 * self.packed.alpha.shape[0])
-        config = tuning.streamed_config(self.packed.mode, self.packed.features, self._arch)
+        mode, features = self.packed.mode, self.packed.features
+        config = config or choices.load(self.device, mode, features) or tuning.table_config(mode, features, self._arch)
         return [
             Sweep(pieces, shape, stored=kept, deterministic=deterministic, slot_bytes=slot_bytes)
             for pieces, shape, kept in ((stored, self._stored_config, True), (streamed, config, False))

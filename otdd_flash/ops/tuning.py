@@ -2,7 +2,7 @@
 
 The choices for sm_90 were measured on an H200 (docs/performance.md says what was tried). The key is the mode, whether
 the operand fits one K step, and the architecture; sizes enter through the job lists, so the number of compilations of
-a process is bounded.
+a process is bounded. ``otdd bench tune=true`` may refine it for one GPU (:mod:`otdd_flash.ops.choices`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _STORED = (64, 128, 32, 4, 1)
 _CACHING_PAYS_FROM = {"int8": 416, "fp16": 256, "fp16x3": 96, "tf32": 96, "fp32": 32}
 
 
-def streamed_config(mode: str, features: int, arch: int) -> KernelConfig:
-    """Configuration of ``marginals`` over operands of ``features`` columns."""
+def table_config(mode: str, features: int, arch: int) -> KernelConfig:
+    """The table's configuration of ``marginals`` over operands of ``features`` columns."""
     one_step = features <= WIDTH_MULTIPLE
     if arch == 0:
         block_k = WIDTH_MULTIPLE if one_step else 32

@@ -25,7 +25,7 @@ def test_work_grows_with_the_features_and_not_faster(mode: str, arch: int) -> No
     done = []
     for d in WIDTHS:
         operand = packed(d, mode)
-        config = tuning.streamed_config(mode, d, arch)
+        config = tuning.table_config(mode, d, arch)
         assert operand.width < d + 64
         if mode == "fp16x3":
             columns = 2 * operand.main + operand.width
@@ -41,6 +41,6 @@ def test_work_grows_with_the_features_and_not_faster(mode: str, arch: int) -> No
 @pytest.mark.parametrize("mode", list(SWEEPS))
 def test_one_configuration_for_all_large_widths(mode: str) -> None:
     """C21: beyond 256 features nothing depends on d, and there are at most four configurations in all."""
-    configs = {tuning.streamed_config(mode, d, 90) for d in range(1, 2000)}
-    assert len({tuning.streamed_config(mode, d, 90) for d in range(257, 2000)}) == 1
+    configs = {tuning.table_config(mode, d, 90) for d in range(1, 2000)}
+    assert len({tuning.table_config(mode, d, 90) for d in range(257, 2000)}) == 1
     assert len(configs) <= 4
