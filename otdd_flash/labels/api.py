@@ -22,6 +22,8 @@ from otdd_flash.types import LabeledDataset
 METHODS = ("means", "gaussian_diag", "gaussian", "sinkhorn")
 _MOMENT_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
 
+_HASHED_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
+
 ClassDistance = Callable[..., Any]
 
 
@@ -123,15 +125,33 @@ def _distinct_table(
 
 
 def _distinct(classes: Sequence[ClassSample]) -> tuple[list[ClassSample], list[int]]:
-    """Classes without repetition, and where each one stands among them."""
+    """Classes without repetition, and where each one stands among them; only classes of one key are compared."""
     distinct: list[ClassSample] = []
     position = []
-    for sample in classes:
-        match = next((k for k, other in enumerate(distinct) if _same(sample, other)), len(distinct))
+    alike: dict[tuple[int, int], list[int]] = {}
+    for sample, key in zip(classes, _keys(classes), strict=True):
+        candidates = alike.setdefault(key, [])
+        match = next((k for k in candidates if _same(sample, distinct[k])), len(distinct))
         if match == len(distinct):
+            candidates.append(match)
             distinct.append(sample)
         position.append(match)
     return distinct, position
+
+
+def _keys(classes: Sequence[ClassSample]) -> list[tuple[int, int]]:
+    """Size and hash of the first row of each class: the same for equal classes, seldom for others."""
+    keys: list[tuple[int, int]] = []
+    for _, group in itertools.groupby(classes, key=lambda sample: id(sample.x)):
+        samples = list(group)
+        x, rows = samples[0].x, torch.stack([sample.index[0] for sample in samples])
+        factors = 2 * torch.arange(x.shape[1], device=x.device) + 1
+        hashes: list[int] = []
+        for part in rows.split(max(1, _HASHED_ELEMENTS // max(x.shape[1], 1))):
+            bits = (x[part].to(torch.float64) + 0.0).view(torch.int64)  # -0.0 equals 0.0 and must hash like it
+            hashes += (bits * factors).sum(1).tolist()  # integers wrap: one value whatever the order of the sum
+        keys += [(sample.n, value) for sample, value in zip(samples, hashes, strict=True)]
+    return keys
 
 
 def _same(p: ClassSample, q: ClassSample) -> bool:

@@ -116,8 +116,9 @@ def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
     order = torch.argsort(dataset.y, stable=True)
     weights = dataset.normalised_weights
     groups = order.split(dataset.class_counts.tolist())
+    x = dataset.x.detach()
     return [
-        ClassSample(dataset.x.detach(), index, weights[index] / weights[index].sum(), f"{dataset.name}/{name}")
+        ClassSample(x, index, weights[index] / weights[index].sum(), f"{dataset.name}/{name}")
         for index, name in zip(groups, dataset.class_names, strict=True)
     ]
 

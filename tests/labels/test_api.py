@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -136,3 +137,31 @@ def test_damaged_cache_is_computed_anew_with_a_warning(tmp_path) -> None:
         again = label_distances(SOURCE, TARGET, cache_dir=tmp_path)
     assert torch.equal(again.joint(), first.joint())
     assert torch.equal(LabelDistances.from_safetensors(path).joint(), first.joint())
+
+
+def test_many_classes_of_one_row() -> None:
+    """Equal classes are found without comparing all pairs, and only equal ones are merged."""
+    rows = torch.randn(2000, 3, generator=torch.Generator().manual_seed(5))
+    source, target = from_arrays(rows, torch.arange(2000)), from_arrays(rows.flip(0), torch.arange(2000))
+    start = time.perf_counter()
+    result = label_distances(source, target, method="means")
+    assert time.perf_counter() - start < 30
+    assert not result.source_target.flip(1).diagonal().any()
+    expected = (rows[3].double() - rows[1990].double()).square().sum()
+    assert float(result.source_target[3, 9]) == pytest.approx(float(expected), rel=1e-12)
+    assert int((result.source_target == 0).sum()) == 2000
+
+
+def test_equal_classes_are_one_whatever_the_sign_of_zero() -> None:
+    rows = torch.tensor([[0.0, 1.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0]])
+    calls = []
+    source, target = from_arrays(rows, [0, 0, 1, 1]), from_arrays(rows.clone(), [0, 0, 1, 1])
+    target = replace(target, x=torch.where(target.x == 0, -0.0, target.x))
+
+    def distance(p: torch.Tensor, q: torch.Tensor) -> float:
+        calls.append((p, q))
+        return 1.0
+
+    result = label_distances(source, target, method=distance)
+    assert len(calls) == 1
+    assert result.source_target.tolist() == [[0.0, 1.0], [1.0, 0.0]]
