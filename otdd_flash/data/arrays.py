@@ -35,7 +35,8 @@ def from_arrays(
     Args:
         X: ``(n, d)`` features, or pictures ``(n, h, w)``, ``(n, c, h, w)``, ``(n, h, w, c)``; torch, numpy, pandas or
             lists, any strides. Integers are cast, float64 stays, narrower floats become float32. 8-bit pictures become
-            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note.
+            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note. Channels are
+            taken to be first where both outer axes are 1 or 3.
         y: ``(n,)`` labels: any hashable values, or ``(n, c)`` one-hot rows. ``-1``, ``None`` and NaN are unlabelled:
             these rows are dropped and counted in ``dropped``.
         weights: ``(n,)`` non-negative weights, normalised in float64; rows of weight zero are dropped with a count.

@@ -13,6 +13,7 @@ from torch import Tensor
 LEVELS = 255
 NOTE_16_BIT = "16-bit pictures divided by 65535"
 _CHANNELS = (1, 2, 3, 4)
+_PLAIN_CHANNELS = (1, 3)  # without alpha
 _EXACT_FLOAT32 = 2**24  # integers up to here are float32 numbers
 
 
@@ -82,11 +83,14 @@ def to_matrix(features: Any, image_shape: Sequence[int] | None = None) -> Matrix
 
 
 def channels_first(tensor: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-    """Pictures ``(n, h, w)`` or with a channel axis on either side as ``(n, c, h, w)``, alpha dropped, with notes."""
+    """Pictures ``(n, h, w)`` or with a channel axis on either side as ``(n, c, h, w)``, alpha dropped, with notes.
+
+    Raises:
+        ValueError: both outer axes could be channels with alpha, so that dropping one would lose part of the pictures.
+    """
     if tensor.ndim == 3:
         return tensor.unsqueeze(1), ()
-    first, last = tensor.shape[1], tensor.shape[3]
-    if first not in _CHANNELS and (last in _CHANNELS or last < first):
+    if _channels_are_last(tuple(tensor.shape)):
         tensor = tensor.movedim(3, 1)
     colours = tensor.shape[1]
     if colours not in (2, 4):
@@ -94,8 +98,26 @@ def channels_first(tensor: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     return tensor[:, : colours - 1], (f"alpha dropped: pictures with {colours} channels",)
 
 
+def _channels_are_last(shape: tuple[int, ...]) -> bool:
+    """Whether pictures are ``(n, h, w, c)``: grey or colour on one side wins over a count with alpha on the other."""
+    first, last = shape[1], shape[3]
+    if first not in _CHANNELS:
+        return last in _CHANNELS or last < first
+    if first in _PLAIN_CHANNELS or last not in _CHANNELS:
+        return False
+    if last in _PLAIN_CHANNELS or (first, last) == (2, 4):
+        return True
+    raise ValueError(
+        f"pictures of shape {shape} could have their channels, with alpha, on either side; leave out the alpha "
+        f"channel: X[..., :{last - 1}] where channels are last, X[:, :{first - 1}] where they are first"
+    )
+
+
 def on_grid(x: Tensor) -> bool:
-    """Whether every value is ``k / 255`` for an integer ``0 <= k <= 255``, up to rounding of the dtype."""
+    """Whether every value is ``k / 255`` for an integer ``0 <= k <= 255``, up to rounding of the dtype.
+
+    Zero must be exact: values far below one level are data of a small scale, not rounded zeros.
+    """
     x = x.detach()
     limit = 2 * torch.finfo(x.dtype).eps
     step = max(1, 2**22 // max(1, x.shape[1]))
@@ -104,7 +126,7 @@ def on_grid(x: Tensor) -> bool:
         block = x[start:end]
         nearest = (block * LEVELS).round()
         inside = ((nearest >= 0) & (nearest <= LEVELS)).all()
-        if not inside or not ((block - nearest / LEVELS).abs() <= limit).all():
+        if not inside or not ((block - nearest / LEVELS).abs() <= limit).all() or block[nearest == 0].any():
             return False
     return True
 

@@ -237,6 +237,43 @@ def test_pictures_in_every_form_are_the_same_rows(x):
     assert any("alpha" in note for note in data.notes) == (x.shape[-1] == 4 and x.shape[1] == 5)
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_low_pictures_with_channels_last_keep_every_value(rows, channels):
+    x = np.random.default_rng(2).integers(0, 256, size=(5, rows, 9, channels), dtype=np.uint8)
+    data = from_arrays(x, [0, 1, 0, 1, 0])
+    assert data.image_shape == ((channels, rows, 9) if channels == 3 else (rows, 9))
+    expected = x.transpose(0, 3, 1, 2).reshape(5, -1).astype(np.float32) / 255
+    assert np.array_equal(data.x.numpy(), expected)
+    assert data.notes == ()
+    first = from_arrays(x.transpose(0, 3, 2, 1), [0, 1, 0, 1, 0])  # (n, c, 9, rows): narrow, channels first
+    assert np.array_equal(first.x.numpy(), (x / 255).astype(np.float32).transpose(0, 3, 2, 1).reshape(5, -1))
+
+
+@pytest.mark.parametrize(("first", "last"), [(4, 4), (4, 2), (2, 2)])
+def test_two_possible_alpha_axes_are_refused_and_the_advice_settles_them(first, last):
+    x = np.random.default_rng(2).integers(0, 256, size=(3, first, 9, last), dtype=np.uint8)
+    with pytest.raises(ValueError, match=rf"X\[\.\.\., :{last - 1}\] where channels are last"):
+        from_arrays(x, [0, 1, 0])
+    colours_last, colours_first = from_arrays(x[..., : last - 1], [0, 1, 0]), from_arrays(x[:, : first - 1], [0, 1, 0])
+    assert colours_last.image_shape[-2:] == (first, 9)
+    assert colours_first.image_shape[-2:] == (9, last)
+
+
+def test_pictures_of_a_tiny_scale_are_not_rounded_to_zero():
+    levels = np.random.default_rng(0).integers(0, 255, (10, 4, 5))
+    for dtype in (np.float32, np.float64):
+        for scale in (1e-7, 1e-17, -1e-9):
+            x = (levels / 255 * scale).astype(dtype)
+            data = from_arrays(x, [0] * 10)
+            assert data.levels is None
+            assert np.array_equal(data.x.numpy(), x.reshape(10, -1))
+    mixed = (levels / 255).astype(np.float32)
+    mixed[9, 0, 0] = 1e-8
+    assert from_arrays(mixed, [0] * 10).x[9, 0] == np.float32(1e-8)
+    assert from_arrays(np.zeros((2, 4, 5)), [0, 1]).levels == 255
+
+
 def test_grey_pictures_flattened_rows_and_deeper_ones():
     grey = PICTURES[..., 0]
     data = from_arrays(grey, Y6)
