@@ -16,6 +16,7 @@ from torch import Tensor
 
 import otdd_flash
 from otdd_flash.augment import augment
+from otdd_flash.checks import check_count, check_flag, check_number
 from otdd_flash.conventions import MicrosoftConvention, refuse_decided
 from otdd_flash.cost import DotProductCost
 from otdd_flash.labels import LabelDistances, LabelSinkhorn, label_distances
@@ -97,10 +98,19 @@ class DistanceOptions:
     convention: MicrosoftConvention | Literal["microsoft"] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epsilon", "relative_epsilon", "label_epsilon", "reach", "reach_x", "reach_y"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+        check_number("relative_epsilon", self.relative_epsilon)
+        for name in ("epsilon", "label_epsilon"):
+            check_number(name, getattr(self, name), optional=True)
+        for name in ("reach", "reach_x", "reach_y"):
+            check_number(name, getattr(self, name), high=1e150, optional=True)
+        for name in ("feature_weight", "label_weight"):
+            check_number(name, getattr(self, name), low=-math.inf)
+        for name in ("debiased", "strict", "progress"):
+            check_flag(name, getattr(self, name))
+        check_count("max_samples", self.max_samples, optional=True)
+        check_count("memory_budget", self.memory_budget, optional=True, least=0)
+        check_count("seed", self.seed, least=0)
+        self.solver(torch.device("cpu"))  # checks its share
         if self.reach is not None and (self.reach_x is not None or self.reach_y is not None):
             raise ValueError("give reach or reach_x, reach_y, not both")
         if not (self.convention in (None, "microsoft") or isinstance(self.convention, MicrosoftConvention)):
@@ -216,6 +226,8 @@ def dataset_distance(
     >>> otdd.dataset_distance(digits, digits).value
     0.0
     """
+    if options is not None and not isinstance(options, DistanceOptions):
+        raise TypeError(f"options must be DistanceOptions, got {options!r}")
     options = _options(options, overrides)
     _check_sides(source, target)
     source, target = (_place(side, options) for side in (source, target))

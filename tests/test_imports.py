@@ -15,7 +15,7 @@ PACKAGE = ROOT / "otdd_flash"
 
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
-    {"errors", "types", "cost", "progress"},
+    {"checks", "errors", "types", "cost", "progress"},
     {"kernels", "data", "reference"},
     {"ops"},
     {"sinkhorn"},

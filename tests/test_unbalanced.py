@@ -199,7 +199,7 @@ def test_reach_in_dataset_distance() -> None:
 
 def test_reach_is_checked() -> None:
     a = blobs(20, 0)
-    with pytest.raises(ValueError, match="reach_y must be positive"):
+    with pytest.raises(ValueError, match="reach_y must be finite and between"):
         otdd.dataset_distance(a, a, reach_y=-1.0)
     with pytest.raises(ValueError, match="reach or reach_x, reach_y"):
         otdd.dataset_distance(a, a, reach=1.0, reach_x=2.0)

@@ -20,6 +20,7 @@ from otdd_flash.cost import DotProductCost
 from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+_SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
 _BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 _ABSORPTION_LIMIT = 8.0  # how far, in epsilons, potentials may move before the stored plan is formed anew
 # Entries of a stored plan below are dropped: subnormal numbers make matrix products ten times slower.
@@ -107,8 +108,14 @@ class BlockedOperator:
             ValueError: a precision that this backend does not have.
             MemoryError: ``memory="cached"`` beyond the budget.
         """
+        largest = max(cost.bound(i, j) for i, j in problems)
         if precision == "auto":
-            precision = _auto_precision(cost, problems, epsilon)
+            precision = _auto_precision(cost, largest, epsilon)
+        if precision in _SCALES and not (largest == 0 or _SCALES[precision][0] < largest < _SCALES[precision][1]):
+            raise ValueError(
+                f"costs up to {largest:g} are beyond what precision={precision!r} holds: rescale the features"
+                + (", or use precision='fp64'" if precision == "fp32" else "")
+            )
         if precision not in _DTYPES:
             raise ValueError(f"precision={precision!r} needs backend='triton'; the torch backend has fp32 and fp64")
         dtype = _DTYPES[precision]
@@ -364,11 +371,11 @@ def _similar(cost: DotProductCost, problems: Sequence[Problem]) -> list[list[int
     return groups
 
 
-def _auto_precision(cost: DotProductCost, problems: Sequence[Problem], epsilon: float) -> Precision:
-    """Float64 for float64 data, and where ``cost / epsilon`` is beyond what float32 exponents resolve."""
-    if cost.clouds[0].points.dtype == torch.float64:
+def _auto_precision(cost: DotProductCost, largest: float, epsilon: float) -> Precision:
+    """Float64 for float64 data, and where costs or ``cost / epsilon`` are beyond what float32 resolves."""
+    low, high = _SCALES["fp32"]
+    if cost.clouds[0].points.dtype == torch.float64 or not (largest == 0 or low < largest < high):
         return "fp64"
-    largest = max(cost.bound(i, j) for i, j in problems)
     return "fp32" if largest <= _FLOAT32_RANGE * epsilon else "fp64"
 
 

@@ -46,6 +46,7 @@ class Execution:
 
 
 DEFAULT_EXECUTION = Execution()
+_HARD = 1e6  # times the largest cost: a stronger penalty moves the value by less than 1e-6 of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +127,7 @@ def divergence(
     """
     if len(cost.clouds) != 2:
         raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
+    options = _without_weightless_penalties(cost, options)
     check_masses(cost, options)
     if options.rho_x == options.rho_y and same_cloud(cost):
         cross: Problem = (0, 0)
@@ -266,6 +268,15 @@ def _mass_difference(cost: DotProductCost) -> float:
     return float(x.weights.sum() - y.weights.sum())
 
 
+def _without_weightless_penalties(cost: DotProductCost, options: SolverOptions) -> SolverOptions:
+    """Penalties so strong that only rounding tells them from a hard constraint become one, where masses agree."""
+    if abs(_mass_difference(cost)) > 1e-9 * float(cost.clouds[0].weights.sum()):
+        return options
+    limit = _HARD * max(cost.bound(0, 1), torch.finfo(torch.float64).tiny)
+    hard = {name: None for name in ("rho_x", "rho_y") if (getattr(options, name) or 0.0) > limit}
+    return replace(options, **hard)  # type: ignore[arg-type]
+
+
 def check_masses(cost: DotProductCost, options: SolverOptions) -> None:
     """Refuse two hard constraints that no plan can meet."""
     if options.rho_x is not None or options.rho_y is not None:
@@ -284,6 +295,10 @@ def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: 
     Raises:
         ValueError: shapes or weights that do not fit, points that are not finite; ``name`` says whose.
     """
+    if not isinstance(points, Tensor) or points.is_complex():
+        kind = "complex values" if isinstance(points, Tensor) else type(points).__name__
+        raise TypeError(f"{name} must be a real torch tensor, got {kind}")
+    points = points.detach()  # otdd_flash.sinkhorn.autograd has the differentiable divergence
     if points.dim() != 2 or points.shape[0] == 0:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
     points = points if points.dtype in (torch.float32, torch.float64) else points.to(torch.float32)
@@ -293,7 +308,7 @@ def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: 
     n = points.shape[0]
     if weights is None:
         return PointCloud(points, torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device))
-    weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device)
+    weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device).detach()
     total = float(weights.sum())
     if weights.shape != (n,):
         raise ValueError(f"weights of {name} must have shape ({n},), got {tuple(weights.shape)}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_number
 from otdd_flash.ops.base import PlanOperator
 from otdd_flash.sinkhorn.anderson import Anderson
 from otdd_flash.sinkhorn.penalty import Penalty, best_shift
@@ -35,6 +36,8 @@ _ANNEALING_OMEGA = 1.5
 _CAREFUL_BELOW = 5e-4
 _STAGE_TOL = 5e-3
 _STAGE_PASSES = 100
+_RESOLUTION = 1e-13  # smallest epsilon, as a fraction of the largest cost
+_NEGLIGIBLE = 1e-12  # mass, as a fraction of the whole, whose loss to underflow is no loss
 _PATIENCE = 40  # passes in which an error must halve
 
 
@@ -62,18 +65,16 @@ class SolverOptions:
     rho_y: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.tol > 0:
-            raise ValueError(f"tol must be positive, got {self.tol}")
-        if self.max_iterations < 1:
-            raise ValueError(f"max_iterations must be at least 1, got {self.max_iterations}")
-        if not 0 < self.scaling < 1:
-            raise ValueError(f"scaling must lie in (0, 1), got {self.scaling}")
-        if self.relaxation is not None and not 1 <= self.relaxation < 2:
-            raise ValueError(f"relaxation must lie in [1, 2), got {self.relaxation}")
+        check_number("tol", self.tol, high=1.0)
+        check_count("max_iterations", self.max_iterations)
+        check_count("check_every", self.check_every)
+        check_number("scaling", self.scaling, high=1.0)
+        if self.relaxation is not None:
+            check_number("relaxation", self.relaxation, high=2.0)
+            if self.relaxation < 1:
+                raise ValueError(f"relaxation must lie in [1, 2), got {self.relaxation}")
         for name in ("rho_x", "rho_y"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite (None for a hard constraint), got {value}")
+            check_number(f"{name} (None for a hard constraint)", getattr(self, name), optional=True)
 
     def penalty_of(self, cloud: int) -> float | None:
         """Strength of the penalty on marginals of one cloud of a cost.
@@ -143,10 +144,14 @@ def solve(
     Raises:
         ValueError: an epsilon that is not a positive number.
     """
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    state = _State(operator, options)
+    check_number("epsilon", epsilon)
     largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
+    if epsilon < _RESOLUTION * largest:
+        raise ValueError(
+            f"epsilon={epsilon:g} is below what float64 resolves of costs up to {largest:g}: take at least "
+            f"{_RESOLUTION * largest:.1g}, or an exact solver"
+        )
+    state = _State(operator, options)
     careful = initial is None and epsilon < _CAREFUL_BELOW * largest
     if initial is not None:
         state.load(initial)
@@ -184,7 +189,6 @@ class _State:
             Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
             for side in (0, 1)
         )
-        self.no_row, self.no_column = self.a == 0, self.b == 0  # padding, and points without weight
         self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         self.error = torch.zeros_like(self.mass)
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
@@ -335,8 +339,9 @@ class _State:
         """
         g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
         a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
-        rows = torch.where((self.r > 0) | self.no_row, (self.r - a).abs(), torch.inf).sum(1)
-        columns = torch.where((self.c > 0) | self.no_column, (self.c - b).abs(), torch.inf).sum(1)
+        least = _NEGLIGIBLE * self.mass[:, None]
+        rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
+        columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
         return (rows + columns) / self.mass
 
     def _values(self, epsilon: float) -> tuple[Tensor, Tensor]:
