@@ -1,8 +1,8 @@
 """Other solvers behind one signature: a function of no arguments that runs them once and returns potentials.
 
 Each runs its own method, as its authors ship it. Potentials come back in our convention (cost ``|x - y|^2``, no 1/2).
-flash-sinkhorn's autotune lists are cut to block sizes that are in the running on a large GPU: the rest costs minutes of
-compilation and never wins.
+The autotune lists of flash-sinkhorn's Sinkhorn kernels are cut to block sizes that are in the running on a large GPU:
+the rest costs minutes of compilation and never wins.
 """
 
 from __future__ import annotations
@@ -30,17 +30,12 @@ def flash_missing() -> str | None:
 
 @cache
 def _cut_autotune_lists() -> None:
-    import flash_sinkhorn.kernels as package
+    import flash_sinkhorn.kernels.sinkhorn_flashstyle_sqeuclid as kernels
 
-    for found in ("sinkhorn_flashstyle_sqeuclid", "sinkhorn_triton_grad_sqeuclid", "sinkhorn_triton_apply_sqeuclid"):
-        if importlib.util.find_spec(f"{package.__name__}.{found}") is None:
-            continue
-        module = importlib.import_module(f"{package.__name__}.{found}")
-        for name in dir(module):
-            tuner = getattr(module, name)
-            if hasattr(tuner, "configs") and hasattr(tuner, "fn"):
-                kept = [config for config in tuner.configs if _in_the_running(config.kwargs)]
-                tuner.configs = kept or tuner.configs
+    for name in dir(kernels):
+        tuner = getattr(kernels, name)
+        if hasattr(tuner, "configs") and hasattr(tuner, "fn"):
+            tuner.configs = [c for c in tuner.configs if _in_the_running(c.kwargs)] or tuner.configs
 
 
 def _in_the_running(blocks: dict[str, int]) -> bool:
