@@ -116,9 +116,15 @@ class MicrosoftConvention:
             cost = DotProductCost.build(
                 [PointCloud(p, classes[k].weights) for p, k in zip(points, (i, j), strict=True)]
             )
-            table[i, j] = table[j, i] = _schedule_value(
+            value = _schedule_value(
                 cost, self.inner_entreg, _diameter(*points), execution, debiased=self.inner_debiased
             )
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"inner_entreg={self.inner_entreg} gives {value} between {classes[i].name} and {classes[j].name}, "
+                    "beyond the range of floats: give a larger one, or rescale the features"
+                )
+            table[i, j] = table[j, i] = value
         return table
 
 

@@ -10,6 +10,7 @@ import torch
 
 import otdd_flash as otdd
 from otdd_flash import reference
+from otdd_flash.sinkhorn import Execution
 
 # microsoft/otdd on scikit-learn's digits / 16 in float64, entreg 0.1: A-B and, with transposed pictures, A-T.
 VALUES = [
@@ -115,3 +116,27 @@ def test_data_that_it_does_not_take(digits: dict) -> None:
     weighted = otdd.from_arrays(a.x, a.y, weights=np.arange(1.0, 801.0))
     with pytest.raises(ValueError, match="uniform weights only"):
         otdd.dataset_distance(weighted, a, convention="microsoft")
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+def test_small_inner_epsilon_tends_to_the_unregularised_distance(debiased: bool) -> None:
+    """Sums of the plan run through the subnormal numbers on the way down."""
+    generator = torch.Generator().manual_seed(0)
+    a = otdd.from_arrays(torch.randn(40, 5, generator=generator), torch.arange(40) % 3)
+    b = otdd.from_arrays(torch.randn(40, 5, generator=generator) + 1, torch.arange(40) % 3)
+    convention = otdd.MicrosoftConvention(inner="exact", inner_entreg=1e-6, inner_debiased=debiased)
+    table = convention.tables(a, b, Execution()).joint()
+    assert torch.isfinite(table).all()
+    points = [side.x[side.y == k].double() for side in (a, b) for k in range(3)]
+    p, q = points[1], points[2]  # of 13 samples each: an assignment
+    cost = torch.cdist(p, q).square()
+    rows, columns = pytest.importorskip("scipy.optimize").linear_sum_assignment(cost.numpy())
+    exact = float(cost[rows, columns].mean())
+    assert exact * 0.9 < float(table[1, 2]) <= exact + 1e-5
+
+
+def test_inner_value_beyond_floats_names_inner_entreg(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = otdd.from_arrays(torch.tensor([[0.0], [1.0], [3.0], [4.0]]).double(), [0, 0, 1, 1], name="A")
+    monkeypatch.setattr("otdd_flash.conventions._schedule_value", lambda *_, **__: float("nan"))
+    with pytest.raises(ValueError, match=r"inner_entreg=0\.1 gives nan between A/0 and A/1"):
+        otdd.MicrosoftConvention(inner="exact").tables(a, a, Execution())

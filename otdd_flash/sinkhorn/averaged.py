@@ -19,6 +19,7 @@ from otdd_flash.sinkhorn.penalty import Penalty
 
 ABSENT = 1e-300
 """Weight that stands for zero: it carries no mass, yet its point gets a potential from the last step."""
+_SMALLEST = 1e-290
 
 
 class AveragedPotentials(NamedTuple):
@@ -78,7 +79,8 @@ def full_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho:
     """
     r, c = operator.marginals(f, g, epsilon)
     present = operator.a > ABSENT, operator.b > ABSENT
-    sound = [((s > 0) & s.isfinite() | ~p).all() for s, p in zip((r, c), present, strict=True)]
+    # a subnormal sum has lost its digits, and the weight over it may be infinite
+    sound = [((s >= _SMALLEST) & s.isfinite() | ~p).all() for s, p in zip((r, c), present, strict=True)]
     if not bool(torch.stack(sound).all()):
         return _safe_step(operator, f, g, epsilon, rho)
     f_new = torch.where(present[0], f + epsilon * (operator.a / r).log(), 0.0)
