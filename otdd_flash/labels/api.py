@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.labels.cache import cache_path, load_cached
+from otdd_flash.labels.cache import cache_path, check_writable, keep, load_cached
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
@@ -53,7 +53,9 @@ def label_distances(
         The three tables with method, parameters and certificate.
 
     Raises:
-        ValueError: feature widths or devices that differ, an unknown method, tables that do not fit.
+        ValueError: feature widths or devices that differ, an unknown method, tables that do not fit, a ``cache_dir``
+            that cannot be written.
+        TypeError: a ``method`` of no such kind, a callable of another signature or result.
     """
     names = source.class_names, target.class_names
     if isinstance(method, LabelDistances):
@@ -62,7 +64,7 @@ def label_distances(
             method.parameters, method.certificate,
         )  # fmt: skip
     if not isinstance(method, str) and not callable(method):
-        return LabelDistances.from_tables(method, *names)
+        return _given_tables(method, *names)
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(
             f"label distance method {method!r} is unknown: give one of {', '.join(METHODS)}, precomputed tables or a "
@@ -77,12 +79,13 @@ def label_distances(
         stored = load_cached(path, source, target)
         if stored is not None:
             return stored
+        check_writable(path.parent)
     classes = class_samples(source) + class_samples(target)
     table, certificate = _distinct_table(classes, method, settings, progress)
     name = method if isinstance(method, str) else f"callable {getattr(method, '__qualname__', type(method).__name__)}"
     result = LabelDistances.from_joint(table, *names, name, parameters=parameters, certificate=certificate)
     if path is not None:
-        result.to_safetensors(path)
+        keep(result, path)
     return result
 
 
@@ -90,20 +93,50 @@ def callable_table(classes: Sequence[ClassSample], distance: ClassDistance) -> t
     """``(c, c)`` table of a user's squared distance, called once per pair of classes; zero on the diagonal.
 
     Raises:
+        TypeError: another number of parameters than two or four, or a result that is not one real number.
         ValueError: a result that is negative or not finite, or weighted classes and a callable without weights.
     """
     weighted = _takes_weights(distance)
+    _check_signature(distance, 4 if weighted else 2)
     if not weighted:
         _refuse_weights(classes)
     table = torch.zeros(len(classes), len(classes), dtype=torch.float64)
     for i, j in itertools.combinations(range(len(classes)), 2):
         p, q = classes[i], classes[j]
         weights = (p.weights, q.weights) if weighted else ()
-        value = float(distance(p.points, q.points, *weights))
+        value = _number(distance(p.points, q.points, *weights), p, q)
         if not 0 <= value < float("inf"):
             raise ValueError(f"the label distance callable gave {value} for {p.name} and {q.name}, must be >= 0")
         table[i, j] = table[j, i] = value
     return table, {}
+
+
+def _given_tables(tables: Any, source_names: Sequence[str], target_names: Sequence[str]) -> LabelDistances:
+    """Precomputed tables; what can be no table is refused by the name of the argument."""
+    try:
+        for part in tables if isinstance(tables, tuple | list) else (tables,):
+            torch.as_tensor(part)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise TypeError(
+            f"label_distance must be one of {', '.join(METHODS)}, precomputed tables or a callable "
+            f"(points, points) -> squared distance, got {type(tables).__name__}: {error}"
+        ) from error
+    return LabelDistances.from_tables(tables, source_names, target_names)
+
+
+def _number(value: Any, p: ClassSample, q: ClassSample) -> float:
+    """What a callable gave for two classes, as one real number."""
+    complex_valued = isinstance(value, complex) or bool(getattr(getattr(value, "dtype", None), "is_complex", False))
+    try:
+        if not complex_valued:
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    got = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)
+    raise TypeError(
+        f"the label distance callable gave {type(value).__name__} ({got}) for {p.name} and {q.name}: it must return "
+        "one real number, the squared distance"
+    )
 
 
 def _distinct_table(
@@ -169,6 +202,19 @@ def _takes_weights(distance: ClassDistance) -> bool:
         return False
     needed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
     return len(needed) == 4
+
+
+def _check_signature(distance: ClassDistance, count: int) -> None:
+    """Refuse a callable that cannot be called with ``count`` positional arguments."""
+    try:
+        inspect.signature(distance).bind(*range(count))
+    except ValueError:  # a builtin without a signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            "the label distance callable must take (points, points), or (points, points, weights, weights), of two "
+            f"classes, but has the signature {inspect.signature(distance)}: {error}"
+        ) from error
 
 
 def _refuse_weights(classes: Sequence[ClassSample]) -> None:

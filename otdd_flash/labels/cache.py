@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.errors import optional_import
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.types import LabeledDataset
 
@@ -34,8 +36,31 @@ def load_cached(path: Path, source: LabeledDataset, target: LabeledDataset) -> L
     try:
         stored = LabelDistances.from_safetensors(path)
         return replace(stored, source_names=source.class_names, target_names=target.class_names)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
         warnings.warn(f"stored label distances are computed anew: {error}", stacklevel=3)
         return None
+
+
+def keep(table: LabelDistances, path: Path) -> None:
+    """Store a computed table; a failure, such as a full disk, costs the file and not the result."""
+    library = optional_import("safetensors", needed_for="saving label distances")
+    try:
+        table.to_safetensors(path)
+    except (OSError, library.SafetensorError) as error:
+        warnings.warn(f"label distances could not be kept in cache_dir={str(path.parent)!r}: {error}", stacklevel=3)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder and a file in it, before a table is computed for it.
+
+    Raises:
+        ValueError: neither is possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cache_dir={str(folder)!r} cannot be written ({error}): give another folder") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,3 +166,46 @@ def test_equal_classes_are_one_whatever_the_sign_of_zero() -> None:
     result = label_distances(source, target, method=distance)
     assert len(calls) == 1
     assert result.source_target.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_cache_that_cannot_be_written_is_refused_before_the_computation(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    monkeypatch.setattr("otdd_flash.labels.api._distinct_table", None)  # nothing may be computed
+    for folder in (file, file / "below"):
+        with pytest.raises(ValueError, match=r"cache_dir=.*cannot be written"):
+            label_distances(SOURCE, TARGET, cache_dir=folder)
+
+
+def test_a_result_survives_a_failed_write(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: LabelDistances, path: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(LabelDistances, "to_safetensors", full)
+    with pytest.warns(UserWarning, match=r"could not be kept in cache_dir=.*no space left"):
+        result = label_distances(SOURCE, TARGET, method="means", cache_dir=tmp_path / "new")
+    assert torch.equal(result.joint(), label_distances(SOURCE, TARGET, method="means").joint())
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1j, torch.tensor(1j), np.complex128(1j), torch.ones(2), np.ones(2), "far", [1.0]], ids=repr
+)
+def test_callable_must_give_one_real_number(value: object) -> None:
+    with pytest.raises(TypeError, match="for arrays/0 and arrays/1: it must return one real number"):
+        label_distances(SOURCE, TARGET, method=lambda p, q: value)
+
+
+@pytest.mark.parametrize(
+    "distance", [lambda p: 1.0, lambda: 1.0, lambda p, q, a: 1.0, lambda p, q, a, b, c: 1.0, lambda p, q, *, a: 1.0]
+)
+def test_callable_of_another_signature(distance: object) -> None:
+    with pytest.raises(TypeError, match=r"must take \(points, points\), or \(points, points, weights, weights\)"):
+        label_distances(SOURCE, TARGET, method=distance)
+
+
+@pytest.mark.parametrize("method", [{"a": 1}, object(), None, [object()] * 3], ids=lambda m: type(m).__name__)
+def test_what_is_no_method_at_all(method: object) -> None:
+    with pytest.raises(TypeError, match="label_distance must be one of means, gaussian_diag, gaussian, sinkhorn, prec"):
+        label_distances(SOURCE, TARGET, method=method)
