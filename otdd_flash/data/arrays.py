@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from otdd_flash.data.classes import dense, refuse_repeats
 from otdd_flash.data.matrix import as_tensor, to_matrix
 from otdd_flash.data.rows import Rows, Selection, assemble, choose
 from otdd_flash.types import LabeledDataset
@@ -35,11 +36,12 @@ def from_arrays(
     Args:
         X: ``(n, d)`` features, or pictures ``(n, h, w)``, ``(n, c, h, w)``, ``(n, h, w, c)``; torch, numpy, pandas or
             lists, any strides. Integers are cast, float64 stays, narrower floats become float32. 8-bit pictures become
-            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note. Channels are
-            taken to be first where both outer axes are 1 or 3.
-        y: ``(n,)`` labels: any hashable values, or ``(n, c)`` one-hot rows. ``-1``, ``None`` and NaN are unlabelled:
-            these rows are dropped and counted in ``dropped``.
-        weights: ``(n,)`` non-negative weights, normalised in float64; rows of weight zero are dropped with a count.
+            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note.
+            Channels are taken to be first where both outer axes are 1 or 3.
+        y: ``(n,)`` labels: any hashable values, or ``(n, c)`` one-hot rows. ``-1``, ``None``, NaN and masked
+            entries are unlabelled: these rows are dropped and counted in ``dropped``.
+        weights: ``(n,)`` non-negative weights, normalised in float64; rows of weight zero, also after that, are
+            dropped with a count.
         class_names: names by label: a sequence indexed by integer label or a mapping; default the labels themselves.
         name: for messages and results.
         image_shape: ``(h, w)``, ``(c, h, w)`` or ``(h, w, c)`` where the rows of ``X`` are flattened pictures.
@@ -50,10 +52,10 @@ def from_arrays(
 
     Raises:
         ValueError: zero rows, NaN or infinite features, lengths that differ, real-valued or multi-label targets,
-            weights of the wrong length, negative, NaN or all zero.
+            weights of the wrong length, negative, NaN or all zero, ``class_names`` with repeats.
     """
     features = as_tensor(X)
-    labels = _beside(y, features)
+    labels = dense(_beside(y, features))
     count = len(labels) if hasattr(labels, "__len__") else None
     if features.ndim == 0 or (count is not None and count != len(features)):
         raise ValueError(f"X and y differ in length: X has shape {tuple(features.shape)}, y has {count} labels")
@@ -61,7 +63,7 @@ def from_arrays(
         labels=labels,
         fetch=lambda index: _take(features, index),
         name=name,
-        class_names=class_names,
+        class_names=refuse_repeats(class_names),
         weights=_beside(weights, features),
     )
     chosen = choose(rows, Selection(min_class_size=min_class_size))

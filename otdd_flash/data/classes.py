@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 UNLABELLED = -1
+_BEYOND_INT64 = 2.0**63
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,16 @@ def encode_labels(labels: Any) -> Classes:
 
 def label_array(labels: Any) -> np.ndarray:
     """``labels`` as a numpy array; objects where no plain dtype fits."""
+    if isinstance(labels, np.ma.MaskedArray):
+        labels = _unmasked(labels)
+    labels = dense(labels)
     if isinstance(labels, torch.Tensor):
         labels = labels.detach().cpu()
         return (labels.float() if labels.dtype == torch.bfloat16 else labels).numpy()
     if hasattr(labels, "to_numpy"):
         labels = labels.to_numpy()
     if isinstance(labels, np.ndarray):
-        return np.char.decode(labels) if labels.dtype.kind == "S" else labels
+        return _decoded(labels) if labels.dtype.kind == "S" else labels
     if isinstance(labels, str | bytes | Set | Mapping) or not isinstance(labels, Iterable):
         raise ValueError(f"y must be an ordered sequence with one label a sample, got {type(labels).__name__}")
     items = [plain(item) for item in labels]
@@ -74,15 +79,45 @@ def label_array(labels: Any) -> np.ndarray:
         if len({len(item) if hasattr(item, "__len__") else -1 for item in items}) > 1:
             raise ValueError("y holds rows of different lengths (several labels a sample?); give one label a sample")
         return np.stack([np.asarray(item) for item in items])
-    if items and all(type(item) is int for item in items):
+    if items and all(type(item) is int and abs(item) < _BEYOND_INT64 for item in items):
         return np.asarray(items)
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array
 
 
+def dense(labels: Any) -> Any:
+    """Sparse labels (one-hot rows as a rule) as an array; anything else as it is."""
+    if isinstance(labels, torch.Tensor):
+        return labels if labels.layout == torch.strided else labels.to_dense()
+    return labels.toarray() if hasattr(labels, "toarray") else labels
+
+
+def _unmasked(labels: np.ma.MaskedArray) -> np.ndarray:
+    """Masked labels as unlabelled."""
+    if not np.ma.is_masked(labels):
+        return labels.data
+    if labels.ndim != 1:
+        raise ValueError(f"y has masked entries and shape {labels.shape}; give one label a sample")
+    array = labels.data.astype(object)
+    array[np.ma.getmaskarray(labels)] = None
+    return array
+
+
+def _decoded(labels: np.ndarray) -> np.ndarray:
+    """Byte strings as text."""
+    try:
+        return np.char.decode(labels, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"y holds bytes that are not UTF-8 text ({error}); decode them, e.g. numpy.char.decode(y, 'latin-1')"
+        ) from error
+
+
 def plain(value: Any) -> Any:
-    """A zero-dimensional tensor or numpy scalar as a Python value; anything else as it is."""
+    """A zero-dimensional tensor or numpy scalar as a Python value, masked as ``None``; anything else as it is."""
+    if value is np.ma.masked:
+        return None
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0):
         return value.item()
     return value
@@ -104,9 +139,45 @@ def name_classes(values: Sequence[Hashable], class_names: Sequence[str] | Mappin
         values: label values present, sorted.
         class_names: a mapping from label to name, a sequence indexed by integer label, or ``None`` for the values.
 
+    Returns:
+        Distinct names: labels that would be called alike have their type, or where that is the same their value, added.
+
     Raises:
         ValueError: a value without a name.
     """
+    names = _plain_names(values, class_names)
+    count = Counter(names)
+    for tag in (lambda value: type(value).__name__, repr):
+        told = tuple(
+            f"{name} ({tag(value)})" if count[name] > 1 else name for name, value in zip(names, values, strict=True)
+        )
+        if len(set(told)) == len(told):
+            return told
+    return tuple(f"{name} [{position}]" for position, name in enumerate(names))
+
+
+def refuse_repeats(class_names: Any) -> Any:
+    """The ``class_names`` of a user, which must tell classes apart.
+
+    Raises:
+        ValueError: two equal names, or neither a sequence nor a mapping.
+    """
+    if class_names is None:
+        return None
+    if isinstance(class_names, str | bytes) or not isinstance(class_names, Iterable):
+        raise ValueError(f"class_names must be a sequence of names or a mapping {{label: name}}, got {class_names!r}")
+    names = list(class_names.values()) if isinstance(class_names, Mapping) else list(class_names)
+    repeated = [name for name, count in Counter(map(str, names)).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"class_names gives the name {repeated[0]!r} to several labels; give each its own, or map the labels of y "
+            "first where the classes should be one"
+        )
+    return class_names
+
+
+def _plain_names(values: Sequence[Hashable], class_names: Sequence[str] | Mapping | None) -> tuple[str, ...]:
+    """Names as given, perhaps with repeats."""
     if class_names is None:
         return tuple(str(value) for value in values)
     if isinstance(class_names, Mapping):
@@ -163,6 +234,12 @@ def _integral(array: np.ndarray, missing: np.ndarray) -> np.ndarray:
     advice = "OTDD compares classes: bin the target first, e.g. numpy.digitize(y, numpy.quantile(y, [0.25, 0.5, 0.75]))"
     if real.size:
         raise ValueError(f"y holds real-valued targets ({array[real[0]]} in row {real[0]}); {advice}")
+    wide = np.flatnonzero(~missing)[np.abs(known.astype(np.float64)) >= _BEYOND_INT64]
+    if wide.size:
+        raise ValueError(
+            f"y holds floats beyond 64-bit integers ({array[wide[0]]} in row {wide[0]}); if they are class ids, pass "
+            "them as integers or strings"
+        )
     distinct = len(np.unique(known))
     if distinct > 20 and distinct > known.size / 3:
         raise ValueError(

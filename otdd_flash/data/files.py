@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.data.arrow import column_array, label_column
+from otdd_flash.data.classes import refuse_repeats
 from otdd_flash.data.frames import frame_rows
 from otdd_flash.data.huggingface import open_picture, resolve, table_rows
 from otdd_flash.data.pictures import stack
@@ -77,7 +78,7 @@ def read_parquet(request: Request) -> Rows:
         labels=label_column(table.column(label), label),
         fetch=fetch,
         name=path.stem,
-        class_names=options["class_names"] or _stored_names(table, label),
+        class_names=refuse_repeats(options["class_names"]) or _stored_names(table, label),
         image_shape=options["image_shape"],
     )
 

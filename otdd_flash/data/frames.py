@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from otdd_flash.data.classes import refuse_repeats
 from otdd_flash.data.rows import Rows, Selection, build
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.types import LabeledDataset
@@ -92,7 +93,7 @@ def frame_rows(
         labels=df[label],
         fetch=fetch,
         name=name,
-        class_names=class_names,
+        class_names=refuse_repeats(class_names),
         weights=None if weights is None else df[weights].to_numpy(),
         image_shape=image_shape,
     )

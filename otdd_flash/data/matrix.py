@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,9 @@ def as_tensor(features: Any) -> Tensor:
     if isinstance(features, Tensor):
         tensor = features if features.layout == torch.strided else features.to_dense()
     elif isinstance(features, list | tuple) and features and isinstance(features[0], Tensor):
+        shapes = {tuple(getattr(row, "shape", ())) for row in features}
+        if len(shapes) > 1 or not all(isinstance(row, Tensor) for row in features):
+            raise ValueError(f"X has rows of different lengths or kinds: {sorted(shapes)[:4]}; bring them to one")
         tensor = torch.stack(list(features))
     else:
         tensor = torch.as_tensor(_numeric(features))
@@ -67,7 +72,7 @@ def to_matrix(features: Any, image_shape: Sequence[int] | None = None) -> Matrix
     """
     tensor = as_tensor(features)
     if image_shape is not None:
-        tensor = _unflatten(tensor, tuple(image_shape))
+        tensor = _unflatten(tensor, tuple(image_shape) if isinstance(image_shape, Iterable) else (image_shape,))
     if tensor.ndim in (3, 4):
         return picture_matrix(*channels_first(tensor))
     if tensor.ndim != 2:
@@ -158,7 +163,9 @@ def picture_matrix(pictures: Tensor, notes: tuple[str, ...] = ()) -> Matrix:
 
 def _unflatten(tensor: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     """Flattened rows as pictures of ``image_shape``."""
-    if tensor.ndim == 2 and len(image_shape) in (2, 3) and int(np.prod(image_shape)) == tensor.shape[1]:
+    if len(image_shape) not in (2, 3) or not all(isinstance(side, Integral) and side > 0 for side in image_shape):
+        raise ValueError(f"image_shape must be (h, w), (c, h, w) or (h, w, c), positive integers, got {image_shape!r}")
+    if tensor.ndim == 2 and math.prod(image_shape) == tensor.shape[1]:
         return tensor.reshape(len(tensor), *image_shape)
     if tuple(tensor.shape[1:]) == image_shape:
         return tensor
@@ -178,6 +185,8 @@ def _float(tensor: Tensor) -> Tensor:
 
 def _numeric(features: Any) -> np.ndarray:
     """``features`` as a native, writable numpy array of a dtype that torch knows."""
+    if isinstance(features, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in features):
+        features = np.ma.stack(features)
     if hasattr(features, "dtypes") and hasattr(features, "columns"):
         _refuse_text_columns(features)
         array = features.to_numpy(dtype=None if len(set(map(str, features.dtypes))) == 1 else "float64")
@@ -185,13 +194,13 @@ def _numeric(features: Any) -> np.ndarray:
         array = features.toarray()
     else:
         try:
-            array = np.asarray(features)
+            array = _unmasked(features) if isinstance(features, np.ma.MaskedArray) else np.asarray(features)
         except ValueError as error:
             raise ValueError(f"X has rows of different lengths or kinds: {error}") from error
     if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"X holds values that are not numbers ({error}); {_TEXT_ADVICE}") from error
     if array.dtype.kind not in "biufc":
         raise ValueError(f"X has dtype {array.dtype}, which is not numeric; {_TEXT_ADVICE}")
@@ -203,6 +212,18 @@ def _numeric(features: Any) -> np.ndarray:
         array = array.astype(np.int64)
     # torch takes neither negative strides nor read-only memory
     return np.array(array) if not array.flags.writeable or min(array.strides, default=1) < 0 else array
+
+
+def _unmasked(features: np.ma.MaskedArray) -> np.ndarray:
+    """Masked floats as NaN, which is refused where the row is kept; other dtypes have no such value."""
+    if not np.ma.is_masked(features):
+        return features.data
+    if features.dtype.kind == "f":
+        return features.filled(np.nan)
+    mask = np.ma.getmaskarray(features)
+    raise ValueError(
+        f"X has {int(mask.sum())} masked values, the first in row {int(np.argwhere(mask)[0][0])}; drop or impute them"
+    )
 
 
 _TEXT_ADVICE = "encode categories as numbers (pandas.get_dummies), and text with an embedder (otdd_flash.data.features)"

@@ -19,6 +19,7 @@ _GREY_WITH_ALPHA = ("LA", "La")
 _COLOUR_WITH_ALPHA = ("RGBA", "RGBa", "PA")
 _NOTE_ALPHA = "alpha dropped: pictures with an alpha channel"
 _RESIZED_AT_ONCE = 4096
+_MOST_PIXELS = 2**27
 
 
 def stack(items: Iterable[Any], resize: Sequence[int] | None = None) -> Matrix:
@@ -97,12 +98,15 @@ def picture_size(resize: Any) -> tuple[int, int]:
     """``(h, w)`` as two positive integers.
 
     Raises:
-        ValueError: anything else.
+        ValueError: anything else, or more pixels than a picture can sensibly have.
     """
     size = tuple(resize) if isinstance(resize, Sequence) and not isinstance(resize, str) else ()
     if len(size) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in size):
         raise ValueError(f"resize must be (h, w), two positive integers, got {resize!r}")
-    return int(size[0]), int(size[1])
+    height, width = int(size[0]), int(size[1])
+    if height * width > _MOST_PIXELS:
+        raise ValueError(f"resize={resize!r} asks for {height * width} pixels a picture, at most are {_MOST_PIXELS}")
+    return height, width
 
 
 def decode(item: Any) -> tuple[Tensor, tuple[str, ...]]:

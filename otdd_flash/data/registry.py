@@ -60,9 +60,14 @@ def load(
         The data set (texts: a :class:`TextDataset`, which an embedder makes one); ``ids`` are positions in the split.
 
     Raises:
-        ValueError: an unknown name, split, class or option.
+        TypeError: a name that is not a string.
+        ValueError: an unknown name, split, class or option; a file that cannot be read.
         FileNotFoundError: the data are not there and could not be downloaded.
     """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name must be a string such as 'mnist' or 'csv:<path>' (see otdd_flash.sources()), got {name!r}"
+        )
     kind, _, path = name.partition(":")
     key = _find(kind)
     if path:

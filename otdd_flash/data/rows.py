@@ -121,6 +121,9 @@ def choose(rows: Rows, selection: Selection) -> Chosen:
     if selection.min_class_size is not None:
         keep.drop_small(classes.ids, names, selection.min_class_size)
     index = keep.index(rows.name)
+    if weights is not None:
+        keep.drop(_normalised(weights, index) == 0, "weight underflows")
+        index = keep.index(rows.name)
     if selection.max_samples is not None and selection.max_samples < len(index):
         notes = (*notes, _draw_note(selection.max_samples, len(index), selection.seed))
         index = index[draw(classes.ids[index], selection.max_samples, selection.seed)]
@@ -129,7 +132,7 @@ def choose(rows: Rows, selection: Selection) -> Chosen:
         index=index,
         y=y.astype(np.int64),
         class_names=tuple(names[i] for i in present),
-        weights=None if weights is None else weights[index] / weights[index].sum(),
+        weights=None if weights is None else _normalised(weights, index)[index],
         ids=index if rows.positions is None else rows.positions[index],
         dropped=keep.dropped,
         notes=(*rows.notes, *notes),
@@ -220,9 +223,11 @@ def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, .
     """
     if weights is None:
         return None, ()
+    if isinstance(weights, np.ma.MaskedArray):
+        weights = weights.astype(float).filled(np.nan)
     try:
         array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"weights must be {n} numbers: {error}") from error
     if array.shape != (n,):
         raise ValueError(f"weights has shape {array.shape}, but there are {n} samples: it must be ({n},)")
@@ -231,10 +236,23 @@ def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, .
         raise ValueError(
             f"weights must be finite and not negative: {bad.size} are not, the first is {array[bad[0]]} in row {bad[0]}"
         )
-    total = array.sum()
+    with np.errstate(over="ignore"):
+        total = array.sum()
     if total == 0:
         raise ValueError("weights are all zero; leave weights out for uniform ones")
-    return array, () if abs(total - 1) <= 1e-9 else (f"weights summed to {total:.6g} and were divided by it",)
+    if abs(total - 1) <= 1e-9:
+        return array, ()
+    told = f"{total:.6g}" if np.isfinite(total) else "more than float64 holds"
+    return array, (f"weights summed to {told} and were divided by it",)
+
+
+def _normalised(weights: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """``(n,)`` weights, those of the rows ``index`` divided by their sum, others as one (they are left out)."""
+    kept = weights[index]
+    scaled = np.ldexp(kept, -int(np.frexp(kept.max())[1]))  # by a power of two: no rounding, and the sum is finite
+    out = np.ones_like(weights)
+    out[index] = scaled / scaled.sum()
+    return out
 
 
 def check_finite(x: Tensor, positions: np.ndarray, name: str) -> None:

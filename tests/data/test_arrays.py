@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from otdd_flash import from_arrays
+from otdd_flash.data.classes import name_classes
 
 X4 = np.arange(12.0).reshape(4, 3)
 
@@ -62,6 +63,70 @@ def test_unlabelled_rows_are_dropped_and_counted(y):
     assert data.ids.tolist() == [0, 2, 3]
     assert data.dropped == {"unlabelled": 1}
     assert torch.equal(data.x, torch.as_tensor(X4)[[0, 2, 3]])
+
+
+def test_float_labels_beyond_integers_are_refused_and_integers_kept():
+    for y in (np.array([1e19, 2e19, 1e19, 2e19]), [1e19, None, 2e19, 1e19], torch.tensor([-(2.0**70), 1, 1, 1])):
+        with pytest.raises(ValueError, match=r"floats beyond 64-bit integers \(\S+e\+\d+ in row 0\)"):
+            from_arrays(X4, y)
+    data = from_arrays(X4, [10**19, 2 * 10**19, -5, 10**19])
+    assert data.class_names == ("-5", "1" + "0" * 19, "2" + "0" * 19)
+    assert data.y.tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.ma.array([5, 7, 6, 5], mask=[0, 1, 0, 0]),
+        np.ma.array([5.0, 7.0, 6.0, 5.0], mask=[0, 1, 0, 0]),
+        np.ma.array(["5", "7", "6", "5"], mask=[0, 1, 0, 0]),
+        list(np.ma.array([5, 7, 6, 5], mask=[0, 1, 0, 0])),
+    ],
+)
+def test_masked_labels_are_unlabelled(y):
+    data = from_arrays(X4, y)
+    assert data.ids.tolist() == [0, 2, 3]
+    assert data.dropped == {"unlabelled": 1}
+    assert data.class_names == ("5", "6")
+
+
+def test_masked_features_and_weights_are_refused_as_nan_is():
+    mask = np.zeros((4, 3), dtype=bool)
+    mask[2, 1] = True
+    masked = np.ma.array(X4, mask=mask)
+    for x in (masked, list(masked)):
+        with pytest.raises(ValueError, match="1 rows with NaN or infinite features, the first is row 2"):
+            from_arrays(x, [0, 1, 0, 1])
+    assert from_arrays(masked, [0, 1, None, 1]).x.tolist() == X4[[0, 1, 3]].tolist()
+    with pytest.raises(ValueError, match="X has 1 masked values, the first in row 2"):
+        from_arrays(masked.astype(np.int64), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="1 are not, the first is nan in row 3"):
+        from_arrays(X4, [0, 1, 0, 1], weights=np.ma.array([1, 1, 1, 1], mask=[0, 0, 0, 1]))
+
+
+def test_class_names_tell_classes_apart():
+    for names in (["a", "a", "b"], {0: "a", 1: "a", 2: "b"}):
+        with pytest.raises(ValueError, match="gives the name 'a' to several labels"):
+            from_arrays(X4, [0, 1, 2, 0], class_names=names)
+    for names in ("abc", 3):
+        with pytest.raises(ValueError, match="class_names must be a sequence of names or a mapping"):
+            from_arrays(X4, [0, 1, 2, 0], class_names=names)
+    data = from_arrays(X4, [1, "1", "x", 1])
+    assert data.class_names == ("1 (int)", "1 (str)", "x")
+    assert data.y.tolist() == [0, 1, 2, 0]
+    assert name_classes([0, 1, 2], ["crane", "crane", "maillot"]) == ("crane (0)", "crane (1)", "maillot")
+    assert len(set(name_classes([1, "1", "1 (int)"], None))) == 3
+
+
+def test_sparse_and_byte_labels():
+    one_hot = np.eye(3)[[2, 0, 2, 1]]
+    sparse = pytest.importorskip("scipy.sparse")
+    for y in (sparse.csr_matrix(one_hot), torch.from_numpy(one_hot).to_sparse()):
+        assert from_arrays(X4, y).y.tolist() == [2, 0, 2, 1]
+    assert from_arrays(X4, np.array(["é", "e", "é", "e"]).astype(object)).class_names == ("e", "é")
+    assert from_arrays(X4, np.array(["é".encode(), b"e"] * 2)).class_names == ("e", "é")
+    with pytest.raises(ValueError, match="y holds bytes that are not UTF-8"):
+        from_arrays(X4, np.array([b"\xff", b"a"] * 2))
 
 
 def test_plus_minus_labels_are_said_to_be_half_unlabelled():
@@ -134,6 +199,17 @@ def test_text_ragged_and_complex_features_are_refused():
         from_arrays([[1.0], [1.0, 2.0]], [0, 1])
     with pytest.raises(ValueError, match="complex"):
         from_arrays(np.ones((2, 2), dtype=complex), [0, 1])
+    for x in ([torch.ones(2), torch.ones(3)], [torch.ones(2), [1.0, 2.0]]):
+        with pytest.raises(ValueError, match="X has rows of different lengths or kinds"):
+            from_arrays(x, [0, 1])
+    with pytest.raises(ValueError, match="X holds values that are not numbers"):
+        from_arrays([[10**400], [1]], [0, 1])
+
+
+@pytest.mark.parametrize("shape", [(-1, -3), 3, "ab", (3,), (1.0, 3), (1, 1, 1, 3)])
+def test_image_shapes_that_are_none_are_refused(shape):
+    with pytest.raises(ValueError, match=r"image_shape must be \(h, w\), \(c, h, w\) or \(h, w, c\)"):
+        from_arrays(X4, [0, 1, 0, 1], image_shape=shape)
 
 
 def test_nan_and_infinity_are_refused_with_count_and_first_row():
@@ -172,6 +248,20 @@ def test_weights_are_normalised_in_float64_with_a_note():
     assert lost.weights.tolist() == [0.25, 0.5, 0.25]
 
 
+def test_weights_of_any_scale_are_normalised_and_underflow_is_counted():
+    y = [0, 1, 0, 1]
+    for scale in (1e308, 5e-324, 1e-310):
+        data = from_arrays(X4, y, weights=[scale] * 4)
+        assert data.weights.tolist() == [0.25] * 4
+    assert any("more than float64 holds" in note for note in from_arrays(X4, y, weights=[1e308] * 4).notes)
+    tiny = from_arrays(X4, y, weights=[1e308, 1e-300, 1e308, 1e308])
+    assert tiny.dropped == {"weight underflows": 1}
+    assert tiny.ids.tolist() == [0, 2, 3]
+    np.testing.assert_allclose(tiny.weights, [1 / 3] * 3, rtol=1e-15)
+    apart = from_arrays(X4, [None, 1, 0, 1], weights=[1e308, 1e-300, 2e-300, 1e-300])  # the large one is unlabelled
+    assert apart.weights.tolist() == [0.25, 0.5, 0.25]
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -181,6 +271,7 @@ def test_weights_are_normalised_in_float64_with_a_note():
         ([1, float("nan"), 1, 1], "1 are not, the first is nan in row 1"),
         ([0, 0, 0, 0], "all zero"),
         (["a", "b", "c", "d"], "weights must be 4 numbers"),
+        ([10**400, 1, 1, 1], "weights must be 4 numbers"),
     ],
 )
 def test_bad_weights_are_refused(weights, message):

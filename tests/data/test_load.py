@@ -236,3 +236,11 @@ def test_a_damaged_file_is_not_taken_for_data(empty_home):
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03" + np.array([3, 2, 2], dtype=">u4").tobytes())
     with pytest.raises(ValueError, match=r"damaged: 0 values where the header says \[3, 2, 2\]"):
         load("mnist", split="test", data_root=empty_home)
+
+
+def test_a_name_that_is_no_string_and_a_size_beyond_reason_are_refused():
+    for name in (3, None, b"iris"):
+        with pytest.raises(TypeError, match="name must be a string"):
+            load(name)
+    with pytest.raises(ValueError, match=r"asks for 1000000000000 pixels a picture"):
+        load("digits", resize=[10**6, 10**6])
