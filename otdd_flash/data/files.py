@@ -14,7 +14,7 @@ from otdd_flash.data.frames import frame_rows
 from otdd_flash.data.huggingface import open_picture, resolve, table_rows
 from otdd_flash.data.pictures import stack
 from otdd_flash.data.rows import Rows
-from otdd_flash.data.sources import Request, not_found
+from otdd_flash.data.sources import Request, not_found, read_table, reading
 from otdd_flash.errors import optional_import
 
 _PAIRS = (
@@ -28,7 +28,7 @@ def read_npz(request: Request) -> Rows:
     """Arrays of an ``.npz`` file, by the usual names or those given as ``x=`` and ``y=``."""
     path = _path(request)
     given = (request.options.get("x"), request.options.get("y"))
-    with np.load(path, allow_pickle=False) as archive:
+    with _archive(path) as archive:
         pairs = [(x.format(split=request.split), y.format(split=request.split)) for x, y in _PAIRS]
         if given != (None, None):
             pairs = [tuple(str(key) for key in given)]  # type: ignore[list-item]
@@ -41,8 +41,8 @@ def read_npz(request: Request) -> Rows:
                 f"{pairs[0]}; name them with x= and y="
             )
         features, labels = _stored(archive, found[0], path), _stored(archive, found[1], path)
-        names = archive["class_names"].tolist() if "class_names" in archive else None
-        weights = archive["weights"] if "weights" in archive and given == (None, None) else None
+        names = _stored(archive, "class_names", path).tolist() if "class_names" in archive else None
+        weights = _stored(archive, "weights", path) if "weights" in archive and given == (None, None) else None
     if len(features) != len(labels):
         raise ValueError(f"{path}: {found[0]} has shape {features.shape}, {found[1]} has {labels.shape}")
     shape = request.options.get("image_shape")
@@ -52,14 +52,16 @@ def read_npz(request: Request) -> Rows:
 def read_csv(request: Request) -> Rows:
     """A table with a header, plain or compressed."""
     path = _path(request)
-    frame = optional_import("pandas", needed_for="reading csv").read_csv(path)
+    frame = read_table(path, needed_for="reading csv")
     return frame_rows(frame, name=path.stem.removesuffix(".csv"), **_frame_options(request))
 
 
 def read_parquet(request: Request) -> Rows:
     """A Parquet table: numeric columns, one column of arrays (``features=``), or encoded pictures (``image=``)."""
     path = _path(request)
-    table = optional_import("pyarrow.parquet", needed_for="reading parquet", extra="dist").read_table(path)
+    parquet = optional_import("pyarrow.parquet", needed_for="reading parquet", extra="dist")
+    with reading(path, "a Parquet table"):
+        table = parquet.read_table(path)
     options = _frame_options(request)
     column = _array_column(table, request.options)
     if column is None:
@@ -96,7 +98,7 @@ def read_imagefolder(request: Request) -> Rows:
     resize = request.options.get("resize")
     return Rows(
         labels=[label for _, label in files],
-        fetch=lambda index: stack((open_picture(files[i][0]) for i in index.tolist()), resize),
+        fetch=lambda index: stack((_picture(files[i][0]) for i in index.tolist()), resize),
         name=root.name,
     )
 
@@ -139,6 +141,15 @@ def _path(request: Request, folder: bool = False) -> Path:
     )
 
 
+def _archive(path: Path) -> Any:
+    """The opened ``.npz`` file."""
+    with reading(path, "an npz archive"):
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it is a single .npy array; store features and labels with numpy.savez(path, x=x, y=y)")
+    return archive
+
+
 def _frame_options(request: Request) -> dict[str, Any]:
     """Options that a table takes."""
     keys = ("label", "features", "text", "weights", "class_names", "image_shape")
@@ -146,13 +157,12 @@ def _frame_options(request: Request) -> dict[str, Any]:
 
 
 def _stored(archive: Any, key: str, path: Path) -> np.ndarray:
-    """An array of the archive; pickled objects are refused."""
-    try:
-        return archive[key]
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: {key!r} holds pickled objects, which are not read; store numbers or strings"
-        ) from error
+    """An array of the archive with one entry a sample; pickled objects are refused."""
+    with reading(path, f"an npz archive with an array {key!r} of numbers or strings"):
+        array = archive[key]
+        if not array.ndim:
+            raise ValueError(f"{key!r} is a single value, not an array with one entry a sample")
+    return array
 
 
 def _array_column(table: Any, options: dict[str, Any]) -> str | None:
@@ -184,6 +194,12 @@ def _stored_names(table: Any, label: str) -> list[str] | None:
 def _is_picture(path: Path) -> bool:
     """Whether a file looks like a picture."""
     return path.suffix.lower() in _PICTURES and path.is_file()
+
+
+def _picture(path: Path) -> Any:
+    """The decoded picture of a file."""
+    with reading(path, "a picture"):
+        return open_picture(path)
 
 
 def _decoded(value: Any) -> Any:

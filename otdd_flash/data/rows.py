@@ -224,7 +224,7 @@ def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, .
     if weights is None:
         return None, ()
     if isinstance(weights, np.ma.MaskedArray):
-        weights = weights.astype(float).filled(np.nan)
+        weights = np.ma.filled(weights.astype(float), np.nan)
     try:
         array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
     except (TypeError, ValueError, OverflowError) as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
-from collections.abc import Callable, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,15 +94,41 @@ def find_file(roots: Sequence[Path], folders: Sequence[str], names: Sequence[str
     return None
 
 
+@contextlib.contextmanager
+def reading(path: Path, form: str) -> Iterator[None]:
+    """Whatever a parser makes of a broken file becomes one error that names the file.
+
+    Raises:
+        ValueError: with the path, the form expected, what is wrong and what to do.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):  # clear already
+        raise
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} cannot be read as {form}: {_complaint(error)}; check that it is whole (size, checksum) and of "
+            "that form, and write or fetch it again"
+        ) from error
+
+
+def _complaint(error: Exception) -> str:
+    """What is wrong with a file, in a line, without a parser's advice to unpickle it."""
+    line = next(iter(str(error).splitlines()), "")
+    if "pickle" in line:
+        return "it is damaged, of another form, or holds pickled objects, which are not read"
+    return f"it has no entry {line}" if isinstance(error, KeyError) else line or type(error).__name__
+
+
 def read_idx(path: Path) -> np.ndarray:
     """A file in LeCun's idx form (unsigned bytes), gzipped or plain.
 
     Raises:
         ValueError: another form, or a length that does not fit the header.
     """
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+    with reading(path, "an idx file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
         content = stream.read()
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
         raise ValueError(f"{path} is not an idx file of unsigned bytes")
     shape = np.frombuffer(content, dtype=">u4", count=content[3], offset=4)
     data = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * content[3])
@@ -147,7 +176,7 @@ def npz_file_reader(folder: str, file: str, note: str) -> Reader:
         path = find_file(request.roots, [folder], [file])
         if path is None:
             return None
-        with np.load(path, allow_pickle=False) as archive:
+        with reading(path, "an npz archive"), np.load(path, allow_pickle=False) as archive:
             pictures, labels = archive[f"x_{request.split}"], archive[f"y_{request.split}"]
             names = archive["class_names"].tolist() if "class_names" in archive else None
         return Rows(labels, pictures.__getitem__, class_names=names, notes=(note,))
@@ -162,10 +191,25 @@ def table_reader(file: str, label: str) -> Reader:
         path = find_file(request.roots, ["tabular"], [file])
         if path is None:
             return None
-        frame = optional_import("pandas", needed_for=f"load({request.name!r})").read_csv(path)
-        return frame_rows(frame, label=label)
+        return frame_rows(read_table(path, needed_for=f"load({request.name!r})"), label=label)
 
     return read
+
+
+def read_table(path: Path, *, needed_for: str) -> Any:
+    """A CSV table with a header as a data frame.
+
+    Raises:
+        ValueError: a file that is none, or rows with more fields than the header.
+    """
+    pandas = optional_import("pandas", needed_for=needed_for)
+    with reading(path, "a csv table"):
+        frame = pandas.read_csv(path)
+        if not isinstance(frame.index, pandas.RangeIndex):  # surplus fields would be taken for an index
+            raise ValueError(f"rows have {frame.index.nlevels} fields more than the header")
+        if not len(frame):
+            raise ValueError("it has a header and no rows")
+    return frame
 
 
 def text_reader(file: str, class_names: Sequence[str] | None = None, splits: dict[str, str] | None = None) -> Reader:
@@ -182,7 +226,7 @@ def text_reader(file: str, class_names: Sequence[str] | None = None, splits: dic
         if path is None:
             return None
         stored = (splits or {}).get(request.split, request.split)
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
+        with reading(path, "gzipped JSON lines"), gzip.open(path, "rt", encoding="utf-8") as stream:
             lines = [row for row in map(json.loads, stream) if request.split == "all" or row["split"] == stored]
         texts = [f"{row['title']} . {row['text']}" if row.get("title") else row["text"] for row in lines]
         note = (f"split {request.split!r} is the file's {stored!r}",) if stored != request.split else ()

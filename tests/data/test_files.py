@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import inspect
 
 import numpy as np
@@ -91,6 +92,79 @@ def test_npz_names(tmp_path):
         load("npz", path=tmp_path / "l.npz")
 
 
+def broken_files(folder):
+    """(source, file, options, what the error says) of files that are not what their name promises."""
+    x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
+    whole = folder / "whole.npz"
+    np.savez(whole, x=x, y=y)
+    table = gzip.compress(b"a,b,label\n" + b"".join(b"%d,%d,%d\n" % (i * 7919, i * i, i % 2) for i in range(500)))
+    garbage = np.random.default_rng(0).integers(128, 256, 400, dtype=np.uint8).tobytes()
+    for source, name, content, says in (
+        ("csv", "truncated.csv.gz", table[: len(table) // 2], "ended before the end-of-stream"),
+        ("csv", "plain.csv.gz", b"a,label\n1,2\n", "Not a gzipped file"),
+        ("csv", "empty.csv", b"", "No columns to parse"),
+        ("csv", "header.csv", b"a,b,label\n", "a header and no rows"),
+        ("csv", "binary.csv", garbage, "codec can't decode"),
+        ("csv", "ragged.csv", b"a,label\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
+        ("csv", "surplus.csv", b"a,label\n1,2,0\n1,2,1\n", "1 fields more than the header"),
+        ("npz", "garbage.npz", garbage, "damaged, of another form, or holds pickled objects"),
+        ("npz", "empty.npz", b"", "No data left in file"),
+        ("npz", "truncated.npz", whole.read_bytes()[:200], "not a zip file"),
+        ("parquet", "garbage.parquet", garbage, "Parquet magic bytes not found"),
+    ):
+        (folder / name).write_bytes(content)
+        yield source, folder / name, says
+    np.save(folder / "single.npy", x)
+    (folder / "single.npy").rename(folder / "single.npz")
+    yield "npz", folder / "single.npz", "a single .npy array"
+    np.savez(folder / "scalars.npz", x=3.0, y=1)
+    yield "npz", folder / "scalars.npz", "'x' is a single value"
+    (folder / "flipped.npz").write_bytes(whole.read_bytes().replace(x[5].tobytes(), x[6].tobytes()))
+    yield "npz", folder / "flipped.npz", "Bad CRC-32"
+
+
+def test_broken_files_are_named_with_what_is_wrong(tmp_path):
+    for source, path, says in broken_files(tmp_path):
+        if source == "parquet":
+            pytest.importorskip("pyarrow")
+        with pytest.raises(ValueError, match="cannot be read as") as caught:
+            load(source, path=path)
+        message = str(caught.value)
+        assert message.startswith(str(path))
+        assert says in message
+        assert "write or fetch it again" in message
+        assert "allow_pickle" not in message
+
+
+def test_broken_sets_under_a_root_are_named_too(tmp_path):
+    stem = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    stem.parent.mkdir()
+    pictures = np.random.default_rng(0).integers(0, 256, (9, 28, 28), dtype=np.uint8)
+    content = b"\x00\x00\x08\x03" + np.array(pictures.shape, dtype=">u4").tobytes() + pictures.tobytes()
+    labels = b"\x00\x00\x08\x01" + np.array([9], dtype=">u4").tobytes() + bytes(range(9))
+    (stem.parent / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    for broken, says in (
+        (gzip.compress(content)[:-500], "cannot be read as an idx file: Compressed file ended"),
+        (gzip.compress(content[:-500]), "is damaged: 6556 values"),
+        (gzip.compress(content[:6]), "is not an idx file"),
+        (content, "cannot be read as an idx file: Not a gzipped file"),
+    ):
+        stem.write_bytes(broken)
+        with pytest.raises(ValueError, match=says) as caught:
+            load("mnist", data_root=tmp_path)
+        assert str(stem) in str(caught.value)
+    stem.write_bytes(gzip.compress(content))
+    assert load("mnist", data_root=tmp_path).n == 9
+
+
+def test_a_broken_picture_is_named(tmp_path):
+    pytest.importorskip("PIL")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "p.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"p\.png cannot be read as a picture"):
+        load("imagefolder", path=tmp_path)
+
+
 def test_image_folders_with_and_without_splits(tmp_path):
     Image = pytest.importorskip("PIL.Image")
     for split in ("train", "test"):
@@ -138,8 +212,6 @@ def test_every_torchvision_entry_fits_its_class(name, split, cls, keywords):
 
 
 def test_emnist_is_read_upright_with_its_characters(tmp_path):
-    import gzip
-
     picture = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
     for stem, array in (("images-idx3", picture), ("labels-idx1", np.array([38], dtype=np.uint8))):
         header = b"\x00\x00\x08" + bytes([array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
