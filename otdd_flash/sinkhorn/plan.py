@@ -74,14 +74,19 @@ class TransportPlan:
         return moved[:, :-1] / moved[:, -1:]
 
     def class_coupling(self, source_labels: Tensor, target_labels: Tensor) -> Tensor:
-        """``(c, c')`` mass sent from each source class to each target class; rows sum to the class weights."""
-        one_hot_y = torch.nn.functional.one_hot(target_labels).to(torch.float32)
-        one_hot_x = torch.nn.functional.one_hot(source_labels).to(torch.float64)
-        return one_hot_x.T @ self.apply(one_hot_y)
+        """``(c, c')`` mass sent from each source class to each target class; rows sum to the class weights.
+
+        Args:
+            source_labels: ``(n,)`` class ids from 0, integers.
+            target_labels: ``(m,)`` likewise.
+        """
+        one_hot_x = self._one_hot(source_labels, self.shape[0], "source_labels")
+        one_hot_y = self._one_hot(target_labels, self.shape[1], "target_labels")
+        return one_hot_x.to(torch.float64).T @ self.apply(one_hot_y)
 
     def transfer_labels(self, target_labels: Tensor) -> Tensor:
         """``(n, c')`` label distribution that each source point receives through the plan; rows sum to one."""
-        return self.map(torch.nn.functional.one_hot(target_labels).to(torch.float32))
+        return self.map(self._one_hot(target_labels, self.shape[1], "target_labels"))
 
     def dense(self) -> Tensor:
         """The plan as an ``(n, m)`` float64 matrix.
@@ -102,9 +107,27 @@ class TransportPlan:
         )  # fmt: skip
 
     def _columns(self, values: Tensor, length: int, name: str) -> Tensor:
+        """``values`` as real columns of one row a point; integers as float64, which holds them up to ``2^53``."""
+        self._check_rows(values, length, name)
+        if values.is_complex():
+            raise ValueError(f"{name} must be real, got {values.dtype}: apply the plan to .real and .imag apart")
+        values = values if values.is_floating_point() else values.to(torch.float64)
+        return values if values.dim() == 2 else values[:, None]
+
+    def _one_hot(self, labels: Tensor, length: int, name: str) -> Tensor:
+        """``(length, classes)`` float32 indicators of class ids."""
+        self._check_rows(labels, length, name)
+        if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise ValueError(f"{name} must be ({length},) integers, got {tuple(labels.shape)} of {labels.dtype}")
+        if int(labels.min()) < 0:
+            raise ValueError(f"{name} must be class ids from 0, got {int(labels.min())}")
+        return torch.nn.functional.one_hot(labels.to(torch.int64)).to(torch.float32)
+
+    def _check_rows(self, values: Tensor, length: int, name: str) -> None:
+        """Refuse what is no tensor with a row for each point, on the plan's device."""
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(values).__name__}: give torch.as_tensor(...)")
         if values.dim() not in (1, 2) or values.shape[0] != length:
             raise ValueError(f"{name} must have {length} rows, got shape {tuple(values.shape)}")
         if values.device != self.cost.device:
             raise ValueError(f"{name} is on {values.device}, the plan on {self.cost.device}: move one of them")
-        values = values if values.is_floating_point() else values.to(torch.float32)
-        return values if values.dim() == 2 else values[:, None]
