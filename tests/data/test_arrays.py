@@ -147,6 +147,9 @@ def test_targets_and_multi_labels_are_refused_with_advice():
         from_arrays(np.zeros((50, 1)), np.arange(50.0))
     with pytest.raises(ValueError, match=r"rows of different lengths \(several labels a sample\?\)"):
         from_arrays(X4, [[0], [0, 1], [1], [2]])
+    for y in (np.array(3), torch.tensor(3)):
+        with pytest.raises(ValueError, match=r"y must be \(n,\) labels or \(n, c\) one-hot rows, got shape \(\)"):
+            from_arrays(X4, y)
     for y in ("abcd", {0, 1, 2, 3}, 4):
         with pytest.raises(ValueError, match="y must be an ordered sequence"):
             from_arrays(X4, y)
