@@ -8,6 +8,7 @@ the same problem instead.
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from otdd_flash.sinkhorn.averaged import averaged_schedule
 from otdd_flash.sinkhorn.averaged_loss import LossSettings, Measures, SinkhornLoss, combined, evaluate
 
 _MEMORY: dict[str, Memory] = {"auto": "auto", "tensorized": "cached", "online": "streamed", "multiscale": "auto"}
+_TINY, _HUGE = 1e-150, 1e150
+_STIFF = 1e6  # of reach over the size of the problem: its square is 1e12
 _INSTEAD = {
     "gaussian": "kernel norms are not optimal transport; keep geomloss for them",
     "laplacian": "kernel norms are not optimal transport; keep geomloss for them",
@@ -39,7 +42,8 @@ class SamplesLoss(nn.Module):
         loss: ``"sinkhorn"``.
         p: 2, for the cost ``|x - y|^2 / 2``.
         blur: ``epsilon = blur^2``, in units of distance.
-        reach: ``rho = reach^2`` of the KL penalty on the marginals, in units of distance; ``None`` prescribes them.
+        reach: ``rho = reach^2`` of the KL penalty on the marginals, in units of distance; ``None`` prescribes them, as
+            does, between equal masses, a reach beyond ``1e6`` times blur and bounding box.
         diameter: where the schedule starts, in units of distance; ``None`` for that of the bounding box.
         scaling: factor of the blur from one step of the schedule to the next.
         truncate: of GeomLoss's multiscale backend; nothing is truncated here.
@@ -56,7 +60,9 @@ class SamplesLoss(nn.Module):
         precision: as in :func:`otdd_flash.ops.make_operator`.
 
     Raises:
-        ValueError: another loss or ``p``, a custom cost, shapes or weights that do not fit.
+        ValueError: another loss or ``p``, a custom cost, shapes or weights that do not fit, complex numbers, points
+            whose squared distances are beyond floats.
+        TypeError: what is no tensor, no number or no bool where one is asked for.
 
     >>> import torch
     >>> float(SamplesLoss(blur=0.5, debias=False)(torch.zeros(1, 2), torch.full((1, 2), 3.0)))
@@ -88,11 +94,10 @@ class SamplesLoss(nn.Module):
         _refuse_other_losses(loss, p, cost, kernel)
         if backend not in _MEMORY:
             raise ValueError(f"backend must be one of {', '.join(_MEMORY)}, got {backend!r}")
-        for name, value in (("blur", blur), ("reach", reach), ("diameter", diameter), ("tol", tol)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
-        if not 0 < scaling < 1:
-            raise ValueError(f"scaling must lie in (0, 1), got {scaling}")
+        _check_numbers(
+            {"blur": blur, "reach": reach, "diameter": diameter, "scaling": scaling, "tol": tol},
+            {"debias": debias, "potentials": potentials, "verbose": verbose},
+        )
         self.loss, self.p, self.blur, self.reach, self.diameter, self.scaling = loss, p, blur, reach, diameter, scaling
         self.truncate, self.cost, self.kernel, self.cluster_scale = truncate, cost, kernel, cluster_scale
         self.debias, self.potentials, self.verbose, self.backend = debias, potentials, verbose, backend
@@ -108,7 +113,7 @@ class SamplesLoss(nn.Module):
         a, x, b, y = self._arguments(args)
         batched = x.dim() == 3
         measures = _measures(a, x, b, y)
-        settings = self._settings(x, y)
+        settings = self._settings(x, y, measures)
         out = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32
         if self.potentials:
             with torch.no_grad():
@@ -142,15 +147,52 @@ class SamplesLoss(nn.Module):
         a, x, b, y = (None, args[0], None, args[1]) if len(args) == 2 else args
         if x is None or y is None:
             raise ValueError("the points x and y must be tensors, got None")
+        _check_tensors({"a": a, "x": x, "b": b, "y": y})
         return a, x, b, y
 
-    def _settings(self, x: Tensor, y: Tensor) -> LossSettings:
-        diameter = _diameter(x.detach(), y.detach()) if self.diameter is None else self.diameter
+    def _settings(self, x: Tensor, y: Tensor, measures: Measures) -> LossSettings:
+        box = _diameter(x.detach(), y.detach())
         return LossSettings(
-            epsilon=self.blur**2, rho=None if self.reach is None else self.reach**2, debias=self.debias,
-            schedule=tuple(averaged_schedule(diameter, self.blur, self.scaling)), tol=self.tol,
+            epsilon=self.blur**2, rho=self._rho(box, measures), debias=self.debias,
+            schedule=tuple(averaged_schedule(self.diameter or box, self.blur, self.scaling)), tol=self.tol,
             max_iterations=self.max_iterations, memory=_MEMORY[self.backend], precision=self.precision,
         )  # fmt: skip
+
+    def _rho(self, box: float, measures: Measures) -> float | None:
+        """Strength of the penalty; ``None`` where potentials, of the size of ``box^2``, are nothing beside it.
+
+        Between equal masses that is the balanced problem; between others no limit exists.
+        """
+        if self.reach is None:
+            return None
+        masses = torch.stack([measures.a.detach().sum(1), measures.b.detach().sum(1)])
+        equal = bool(((masses[0] - masses[1]).abs() <= 1e-6 * masses.amax(0)).all())
+        if self.reach > _STIFF * max(self.blur, box) and equal:
+            return None
+        if self.reach > _HUGE:
+            raise ValueError(f"reach={self.reach} is too large for unequal masses: normalise the weights, or lower it")
+        return self.reach**2
+
+
+def _check_numbers(numbers: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Real numbers whose squares are floats, and flags that are bools: ``bool("False")`` is true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    for name, value in numbers.items():
+        if value is None and name in ("reach", "diameter", "tol"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+        largest = _HUGE if name in ("blur", "diameter") else float("inf")
+        if not _TINY < value < largest:
+            raise ValueError(
+                f"{name} must lie between {_TINY} and {largest}, so that its square is a float, got {value}"
+            )
+    if not numbers["scaling"] < 1:
+        raise ValueError(f"scaling must lie in (0, 1), got {numbers['scaling']}")
 
 
 def _refuse_other_losses(loss: str, p: int, cost: Any, kernel: Any) -> None:
@@ -164,6 +206,16 @@ def _refuse_other_losses(loss: str, p: int, cost: Any, kernel: Any) -> None:
                          "label distances to otdd_flash.dataset_distance")  # fmt: skip
     if kernel is not None:
         raise ValueError("kernel belongs to the kernel losses, which are not offered: keep geomloss for them")
+
+
+def _check_tensors(given: dict[str, Tensor | None]) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} must be a torch tensor, got {type(value).__name__}: pass torch tensors, torch.as_tensor(...)"
+            )
+        if value is not None and value.is_complex():
+            raise ValueError(f"{name} must be real, got {value.dtype}")
 
 
 def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measures:
@@ -206,4 +258,10 @@ def _diameter(x: Tensor, y: Tensor) -> float:
     """Diagonal of the bounding box of all points of the batch, in the points' own precision as GeomLoss takes it."""
     both = torch.cat([side.reshape(-1, side.shape[-1]) for side in (x, y)])
     both = both.to(torch.promote_types(both.dtype, torch.float32))
-    return float((both.amax(0) - both.amin(0)).norm())
+    diameter = float((both.amax(0) - both.amin(0)).norm())
+    largest = torch.finfo(both.dtype).max ** 0.5
+    if not diameter < min(largest, _HUGE):
+        raise ValueError(
+            f"x and y lie {diameter:g} apart, squared beyond {both.dtype} (at most {largest:.3g}): rescale the points"
+        )
+    return diameter

@@ -241,6 +241,74 @@ def test_inputs_are_checked() -> None:
     close(exact, slow, 1e-3)
 
 
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("tol", [None, 1e-8])
+def test_a_far_reach_tends_to_the_balanced_value(debias: bool, tol: float | None) -> None:
+    inputs = measures(None, 20, 25, 2, weighted=True)
+    settings = {"blur": 0.3, "debias": debias, "tol": tol, "max_iterations": 5000}
+    expected, gradients = evaluated(otdd.SamplesLoss(**settings), inputs)
+    assert float(expected) > 0.01
+    for reach in (3e4, 1e6, 1e9, 1e200):
+        value, found = evaluated(otdd.SamplesLoss(**settings, reach=reach), inputs)
+        close(value, expected, 1e-6)
+        close(found[1], gradients[1], 1e-5)
+        difference = found[0] - gradients[0]  # weights: up to a constant, masses are prescribed
+        assert float(difference.max() - difference.min()) < 1e-5
+
+
+def test_unequal_masses_have_no_far_reach() -> None:
+    a, x, b, y = measures(None, 20, 25, 2, weighted=True)
+    with pytest.raises(ValueError, match="reach=1e\\+200 is too large for unequal masses"):
+        otdd.SamplesLoss(blur=0.3, reach=1e200)(2 * a, x, b, y)
+    value = float(otdd.SamplesLoss(blur=0.3, reach=1e3, tol=1e-8, debias=False)(2 * a, x, b, y))
+    assert value == pytest.approx(1e6 * (2**0.5 - 1) ** 2, rel=1e-3)  # rho (sqrt(m) - sqrt(k))^2
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"debias": "False"}, "debias must be True or False, got 'False'"),
+        ({"debias": 0}, "debias must be True or False"),
+        ({"potentials": "no"}, "potentials must be"),
+        ({"blur": "0.1"}, "blur must be a number, got '0.1'"),
+        ({"reach": 1j}, "reach must be a number"),
+    ],
+)
+def test_types_of_settings(bad: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        otdd.SamplesLoss(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"diameter": float("inf")}, {"diameter": float("nan")}, {"diameter": 1e200}, {"blur": 1e-200}]
+)
+def test_settings_beyond_floats(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        otdd.SamplesLoss(**bad)
+
+
+def test_types_and_range_of_inputs() -> None:
+    a, x, b, y = measures(None, 20, 25, 2, weighted=True)
+    loss = otdd.SamplesLoss()
+    for args, message in (
+        ((x.numpy(), y), "x must be a torch tensor, got ndarray: pass torch tensors"),
+        ((x, y.tolist()), "y must be a torch tensor, got list"),
+        ((a.tolist(), x, b, y), "a must be a torch tensor, got list"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            loss(*args)
+    for args, message in (
+        ((x + 0j, y), "x must be real, got torch.complex128"),
+        ((a, x, b + 0j, y), "b must be real"),
+        ((x * 1e200, y), "rescale the points"),
+        ((x.float() * 1e25, y.float()), "rescale the points"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss(*args)
+        with pytest.raises(ValueError, match=message):
+            otdd.SamplesLoss(diameter=1.0)(*args)
+
+
 def test_schedule() -> None:
     assert averaged_schedule(1.0, 0.25, 0.5) == pytest.approx([1.0, 1.0, 0.25, 0.0625])
     assert averaged_schedule(0.1, 0.5, 0.5) == pytest.approx([0.01, 0.25])

@@ -164,8 +164,13 @@ def _schedule_value(measures: Measures, dual: list[AveragedPotentials], settings
     total = torch.zeros_like(measures.a[:, 0])
     selves = (dual[1].f, dual[2].f) if settings.debias else (0.0 * dual[0].f, 0.0 * dual[0].g)
     for weights, cross, own in ((measures.a, dual[0].f, selves[0]), (measures.b, dual[0].g, selves[1])):
-        total = total + (weights * ((-own / rho).exp() - (-cross / rho).exp())).sum(1)
+        total = total + (weights * _bent_difference(own, cross, rho)).sum(1)
     return (rho + epsilon / 2) * total
+
+
+def _bent_difference(own: Tensor, cross: Tensor, rho: float) -> Tensor:
+    """``e^{-own/rho} - e^{-cross/rho}``, with all digits where both are near one."""
+    return -(-own / rho).exp() * torch.expm1((own - cross) / rho)
 
 
 def _mass_terms(measures: Measures, settings: LossSettings) -> Tensor:
@@ -213,7 +218,8 @@ def _weight_gradients(dual: list[AveragedPotentials], settings: LossSettings) ->
     epsilon, rho = settings.epsilon, settings.rho
     if rho is None:
         return list(combined(dual, settings))
-    cross = [(rho + epsilon) * (-side / rho).exp() for side in (dual[0].f, dual[0].g)]
+    cross = dual[0].f, dual[0].g
     if settings.debias:
-        return [(rho + epsilon) * (-own.f / rho).exp() - c for own, c in zip(dual[1:], cross, strict=True)]
-    return [rho + epsilon / 2 - c for c in cross]
+        pairs = zip(dual[1:], cross, strict=True)
+        return [(rho + epsilon) * _bent_difference(own.f, side, rho) for own, side in pairs]
+    return [-epsilon / 2 - (rho + epsilon) * torch.expm1(-side / rho) for side in cross]
