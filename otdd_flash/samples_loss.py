@@ -184,10 +184,11 @@ def _check_numbers(numbers: dict[str, Any], flags: dict[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}")
-        if not 0 < value < float("inf"):
+        number = float(value)
+        if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be positive and finite, got {value}")
         largest = _HUGE if name in ("blur", "diameter") else float("inf")
-        if not _TINY < value < largest:
+        if not _TINY < number < largest:
             raise ValueError(
                 f"{name} must lie between {_TINY} and {largest}, so that its square is a float, got {value}"
             )
