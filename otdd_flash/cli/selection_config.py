@@ -24,7 +24,7 @@ class SearchConfig:
 
     steps: int = 60
     relative_gap: float = 0.01
-    exchange: bool = True
+    exchanges: int = 40
 
 
 @dataclass

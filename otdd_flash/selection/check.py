@@ -194,7 +194,8 @@ class DriftCheck:
         p_value, null = None, {}
         if len(permuted):
             # equal splits may differ in their last digits: those count as equal
-            reached = int((permuted >= observed - 1e-10 * abs(observed)).sum())
+            slack = 1e-10 * max(abs(observed), epsilon)
+            reached = int((permuted >= observed - slack).sum())
             p_value = (1 + reached) / (1 + len(permuted))
             levels = torch.tensor([0.5, 0.95, 0.99], dtype=values.dtype, device=values.device)
             quantiles = torch.quantile(permuted, levels).tolist()

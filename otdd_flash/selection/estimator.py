@@ -31,7 +31,7 @@ class OTDDSelector(_base()):  # type: ignore[misc]
         label_distance: as in :func:`otdd_flash.dataset_distance`.
         relative_epsilon: regularisation as a fraction of the mean cost.
         steps: mirror descent steps at most.
-        exchange: improve the rounded choice by exchanging samples.
+        exchanges: trials at most to improve the rounded choice by exchanging samples.
 
     Attributes:
         selected_idx_: ``(k,)`` rows of the pool, best first.
@@ -49,7 +49,7 @@ class OTDDSelector(_base()):  # type: ignore[misc]
         label_distance: str | None = "gaussian_diag",
         relative_epsilon: float = 0.1,
         steps: int = 60,
-        exchange: bool = True,
+        exchanges: int = 40,
     ) -> None:
         self.n_to_select = n_to_select
         self.balance = balance
@@ -57,7 +57,7 @@ class OTDDSelector(_base()):  # type: ignore[misc]
         self.label_distance = label_distance
         self.relative_epsilon = relative_epsilon
         self.steps = steps
-        self.exchange = exchange
+        self.exchanges = exchanges
 
     def fit(self, X: Any, y: Any = None, *, target: Any = None, target_y: Any = None) -> OTDDSelector:
         """Choose from the pool ``X, y``.
@@ -72,7 +72,7 @@ class OTDDSelector(_base()):  # type: ignore[misc]
         target, target_labelled = (pool, labelled) if target is None else self._side(target, target_y, "target")
         self.selection_ = select(
             pool, target, 0.5 if self.n_to_select is None else self.n_to_select, balance=self.balance,
-            search=SearchOptions(steps=self.steps, exchange=self.exchange), relative_epsilon=self.relative_epsilon,
+            search=SearchOptions(steps=self.steps, exchanges=self.exchanges), relative_epsilon=self.relative_epsilon,
             label_weight=self.label_weight if labelled and target_labelled else 0.0, label_distance=self.label_distance,
         )  # fmt: skip
         self.selected_idx_ = self.selection_.idx.cpu().numpy()

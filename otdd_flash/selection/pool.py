@@ -38,8 +38,8 @@ def stack(pool: LabeledDataset | Sequence[LabeledDataset]) -> tuple[LabeledDatas
     parts = [pool] if isinstance(pool, LabeledDataset) else list(pool)
     if not parts or not all(isinstance(part, LabeledDataset) for part in parts):
         raise TypeError("pool must be a LabeledDataset or a non-empty sequence of them")
-    widths = {part.name: part.d for part in parts}
-    if len(set(widths.values())) > 1:
+    widths = [(part.name, part.d) for part in parts]
+    if len({d for _, d in widths}) > 1:
         raise ValueError(f"the sources of the pool differ in width: {widths}; bring them to one first")
     names = [part.name for part in parts]
     sources = tuple(name if names.count(name) == 1 else f"{name} {i}" for i, name in enumerate(names))

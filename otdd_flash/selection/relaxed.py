@@ -16,19 +16,22 @@ potentials are shifted by ``eps log(w / a)``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from otdd_flash.cost import DotProductCost
-from otdd_flash.ops import make_operator
-from otdd_flash.sinkhorn import Execution
+from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.ops import PlanOperator, make_operator
+from otdd_flash.sinkhorn import Execution, SolverOptions, solve
+from otdd_flash.types import Potentials
 
 _FLOOR = 1e-8  # smallest weight in units of its cap: keeps every potential defined
 _PASSES = 2  # Sinkhorn passes a mirror step: one update of each side
-_ROUND = 10  # mirror steps between looks at the converged value
-_EVALUATION_PASSES = 300
+_ROUND = 10  # mirror steps between looks at the converged value, at most
+_ROUNDS = 20  # in which a choice is rounded
 _NEGLIGIBLE = 1e-3  # of epsilon: a value that counts as zero
 
 
@@ -40,21 +43,32 @@ class Constraints:
         caps: ``(n,)`` float64 ``u``.
         groups: ``(n,)`` int64 group of each sample.
         masses: ``(number of groups,)`` float64 ``q``, summing to one.
+        fixed: ``(n,)`` bool: samples whose weight is their cap; ``None`` for none.
     """
 
     caps: Tensor
     groups: Tensor
     masses: Tensor
+    fixed: Tensor | None = None
 
     def subset(self, index: Tensor) -> Constraints:
         """The same for some of the samples."""
         return Constraints(self.caps[index], self.groups[index], self.masses)
 
+    def free(self) -> Iterator[tuple[Tensor, float]]:
+        """Of each group the samples that are not fixed, and the mass left for them."""
+        for group, mass in enumerate(self.masses.tolist()):
+            mine = self.groups == group
+            if self.fixed is None:
+                yield mine.nonzero()[:, 0], mass
+            else:
+                rest = mass - float(self.caps[mine & self.fixed].sum())
+                yield (mine & ~self.fixed).nonzero()[:, 0], max(rest, 0.0)
+
     def project(self, weights: Tensor) -> Tensor:
         """The feasible weights nearest in relative entropy: ``min(u, lambda_group w)``, exactly, by sorting."""
-        out = torch.empty_like(weights)
-        for group, mass in enumerate(self.masses.tolist()):
-            inside = (self.groups == group).nonzero()[:, 0]
+        out = self.caps.clone()
+        for inside, mass in self.free():
             w, u = weights[inside], self.caps[inside]
             order = torch.argsort(w / u, descending=True)
             w_sorted, u_sorted = w[order], u[order]
@@ -69,9 +83,8 @@ class Constraints:
 
     def lowest(self, gradient: Tensor) -> Tensor:
         """The feasible weights of the smallest ``<w, gradient>``: every group filled from its smallest entries."""
-        out = torch.zeros_like(self.caps)
-        for group, mass in enumerate(self.masses.tolist()):
-            inside = (self.groups == group).nonzero()[:, 0]
+        out = self.caps.clone()
+        for inside, mass in self.free():
             order = inside[torch.argsort(gradient[inside], stable=True)]
             before = self.caps[order].cumsum(0) - self.caps[order]
             out[order] = torch.minimum((mass - before).clamp_min(0.0), self.caps[order])
@@ -87,6 +100,7 @@ class Weighted:
         gradient: ``(n,)`` float64 of the divergence at these weights, up to a constant.
         value: the divergence.
         gap: no feasible weights are better by more.
+        marginal_error: L1, of the worse of the two problems.
         steps: mirror steps taken.
     """
 
@@ -94,7 +108,64 @@ class Weighted:
     gradient: Tensor
     value: float
     gap: float
+    marginal_error: float
     steps: int = 0
+
+
+def rank_in_group(groups: Tensor, count: int) -> Tensor:
+    """Position of each entry of ``groups (n,)``, numbers below ``count``, among the entries of its group."""
+    return torch.nn.functional.one_hot(groups, count).cumsum(0).gather(1, groups[:, None])[:, 0] - 1
+
+
+class Reweighted:
+    """An operator of the problems (pool, target) and (pool, pool) under other weights of the pool.
+
+    Args:
+        operator: for the pool's own weights.
+        weights: ``(n,)`` positive.
+    """
+
+    def __init__(self, operator: PlanOperator, weights: Tensor) -> None:
+        self._inner = operator
+        self.cost, self.problems, self.info = operator.cost, operator.problems, operator.info
+        ratio = torch.log(weights / operator.cost.clouds[0].weights)
+        self._rows = torch.stack([operator.pack_rows(ratio, p) for p in (0, 1)])
+        self._columns = torch.stack([torch.zeros_like(operator.b[0]), operator.pack_columns(ratio, 1)])
+        self.a = torch.stack([operator.pack_rows(weights, p) for p in (0, 1)])
+        self.b = torch.stack([operator.b[0], operator.pack_columns(weights, 1)])
+
+    def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column sums; see :class:`~otdd_flash.ops.base.PlanOperator`."""
+        return self._inner.marginals(f + epsilon * self._rows, g + epsilon * self._columns, epsilon, active)
+
+    def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
+        """Safe half step; see :class:`~otdd_flash.ops.base.PlanOperator`."""
+        shift = self._columns if side == "rows" else self._rows
+        return self._inner.softmin(potential + epsilon * shift, epsilon, side=side)
+
+    def apply_plan(
+        self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``(P v, P^T u)``; see :class:`~otdd_flash.ops.base.PlanOperator`."""
+        f = f + epsilon * self.unpack_rows(self._rows[problem], problem)
+        g = g + epsilon * self.unpack_columns(self._columns[problem], problem)
+        return self._inner.apply_plan(problem, f, g, epsilon, v=v, u=u)
+
+    def pack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """To the row layout."""
+        return self._inner.pack_rows(values, problem)
+
+    def unpack_rows(self, values: Tensor, problem: int) -> Tensor:
+        """From the row layout."""
+        return self._inner.unpack_rows(values, problem)
+
+    def pack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """To the column layout."""
+        return self._inner.pack_columns(values, problem)
+
+    def unpack_columns(self, values: Tensor, problem: int) -> Tensor:
+        """From the column layout."""
+        return self._inner.unpack_columns(values, problem)
 
 
 class WeightProblem:
@@ -105,7 +176,7 @@ class WeightProblem:
         epsilon: in units of the cost.
         target_value: ``OT_eps(b, b)``.
         constraints: feasible weights.
-        tol: L1 marginal error at which a value counts as converged.
+        solver: tolerances of the transport problems.
         execution: backend, precision, memory mode.
     """
 
@@ -116,104 +187,107 @@ class WeightProblem:
         target_value: float,
         constraints: Constraints,
         *,
-        tol: float,
+        solver: SolverOptions,
         execution: Execution,
     ) -> None:
         self.cost, self.epsilon, self.target_value = cost, epsilon, target_value
-        self.constraints, self.tol, self.execution = constraints, tol, execution
-        self._cross, self._own = (
-            make_operator(
-                cost, [problem], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-                memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-            )
-            for problem in ((0, 1), (0, 0))
+        self.constraints, self.solver, self.execution = constraints, solver, execution
+        self._operator = make_operator(
+            cost, [(0, 1), (0, 0)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
+            memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
         )  # fmt: skip
-        self._a, self._b = cost.clouds[0].weights, cost.clouds[1].weights
-        self._f, self._h = torch.zeros_like(self._a), torch.zeros_like(self._a)
-        self._g = torch.zeros_like(self._b)
-        self._rows_next = False
+        n, m = (cloud.weights for cloud in cost.clouds)
+        self.start(torch.zeros_like(n), torch.zeros_like(m), torch.zeros_like(n))
 
     def start(self, f: Tensor, g: Tensor, h: Tensor) -> None:
         """Potentials to begin with: cross ``f, g`` and self ``h``."""
-        self._f, self._g, self._h = f.to(self._a), g.to(self._b), h.to(self._a)
+        self._cross, self._own = Potentials(f, g), Potentials(h, h)
 
     def subset(self, index: Tensor) -> WeightProblem:
         """The same problem on some samples of the pool, from the potentials reached."""
         pool, target = self.cost.clouds
         labels = None if pool.labels is None else pool.labels[index]
-        weights = pool.weights[index] / pool.weights[index].sum()
-        clouds = (type(pool)(pool.points[index], weights, labels), target)
-        cost = DotProductCost(clouds, self.cost.feature_weight, self.cost.table, self.cost.center)
+        kept = PointCloud(pool.points[index], pool.weights[index] / pool.weights[index].sum(), labels)
+        cost = DotProductCost((kept, target), self.cost.feature_weight, self.cost.table, self.cost.center)
         problem = WeightProblem(
-            cost, self.epsilon, self.target_value, self.constraints.subset(index), tol=self.tol,
+            cost, self.epsilon, self.target_value, self.constraints.subset(index), solver=self.solver,
             execution=self.execution,
         )  # fmt: skip
-        problem.start(self._f[index], self._g, self._h[index])
+        problem.start(self._cross.f[index], self._cross.g, self._own.f[index])
         return problem
 
     def minimise(self, steps: int, relative_gap: float) -> Weighted:
         """Mirror descent from the pool's own weights, until the gap is below ``relative_gap`` of the value.
 
-        Rounds of a few steps are judged by their converged value: one that did not lower it is undone, and the step
-        halved.
+        Steps are judged by the converged value they lead to, first singly, then in longer and longer rounds; what did
+        not lower it is undone and not counted, and followed by a single, at last a smaller step.
         """
-        best = self.evaluate(self.constraints.project(self._a))
-        step, rate = 0, 1.0
-        while step < steps and best.gap > relative_gap * max(abs(best.value), _NEGLIGIBLE * self.epsilon):
+        best = self.evaluate(self.constraints.project(self.cost.clouds[0].weights))
+        step, length, rate, failures = 0, 1, 1.0, 0
+        while step < steps and failures < steps:
+            if best.gap <= relative_gap * max(abs(best.value), _NEGLIGIBLE * self.epsilon):
+                break
             weights = best.weights
-            taken = min(_ROUND, steps - step)
-            for _ in range(taken):
+            for _ in range(length):
                 weights = self._mirror(weights, rate)
-            step += taken
             found = self.evaluate(weights)
             if found.value < best.value:
-                best = found
-            else:
-                rate /= 2
+                step += length
+                best, length, rate = found, min(2 * length, _ROUND, max(1, steps - step)), min(1.5 * rate, 1.0)
+                continue
+            failures += 1
+            length, rate = (1, rate) if length > 1 else (1, rate / 4)
         return replace(best, steps=step)
+
+    def round(self, weights: Tensor, quotas: list[int]) -> Tensor:
+        """``(n,)`` bool choice of ``quotas`` samples of each group: some of the largest weights are fixed at their cap,
+        the others move to make up for it, and so on until all are fixed.
+        """
+        free = self.constraints
+        groups, left = free.groups, torch.tensor(quotas, device=weights.device)
+        chosen = torch.zeros_like(groups, dtype=torch.bool)
+        chunk = -(-sum(quotas) // _ROUNDS)
+        while bool(left.any()):
+            order = torch.argsort(torch.where(chosen, -1.0, weights / free.caps), descending=True, stable=True)
+            open_rows = order[~chosen[order]]
+            open_rows = open_rows[rank_in_group(groups[open_rows], len(quotas)) < left[groups[open_rows]]][:chunk]
+            chosen[open_rows] = True
+            left = left - torch.bincount(groups[open_rows], minlength=len(quotas))
+            self.constraints = replace(free, fixed=chosen)
+            for _ in range(_ROUND if bool(left.any()) else 0):
+                weights = self._mirror(weights, 1.0)
+        self.constraints = free
+        return chosen
 
     def evaluate(self, weights: Tensor) -> Weighted:
         """Value, gradient and gap at ``weights``, with converged potentials."""
         weights = self._floored(weights)
-        for passes in range(_EVALUATION_PASSES):
-            error = self._pass(weights)
-            if passes > 0 and error <= self.tol:
-                break
-        gradient = self._f - self._h
+        found = solve(Reweighted(self._operator, weights), self.epsilon, self.solver, initial=[self._cross, self._own])
+        self._cross, self._own = found.potentials(0), found.potentials(1)
+        gradient = self._cross.f - self._own.f
         gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)
-        return Weighted(weights, gradient, self._value(weights), gap)
+        value = float(found.dual[0] - found.dual[1] / 2) - self.target_value / 2
+        return Weighted(weights, gradient, value, gap, float(found.marginal_error.max()))
 
     def _mirror(self, weights: Tensor, rate: float) -> Tensor:
         """A few Sinkhorn passes, then one step of ``rate / eps`` along the gradient they give."""
-        for _ in range(_PASSES):
-            self._pass(weights)
-        gradient = self._f - self._h
-        moved = weights * torch.exp(-rate / self.epsilon * (gradient - gradient.min()))
+        operator = Reweighted(self._operator, weights)
+        eps = self.epsilon
+        (f, g), h = self._cross, self._own.f
+        for part in range(_PASSES):
+            both = torch.stack([operator.pack_rows(f, 0), operator.pack_rows(h, 1)])
+            other = torch.stack([operator.pack_columns(g, 0), operator.pack_columns(h, 1)])
+            r, c = operator.marginals(both, other, eps)
+            if part % 2:
+                f = f + eps * torch.log(weights / operator.unpack_rows(r[0], 0))
+            else:
+                g = g + eps * torch.log(self.cost.clouds[1].weights / operator.unpack_columns(c[0], 0))
+            h = h + eps / 2 * torch.log(weights / operator.unpack_rows(r[1], 1))
+        self.start(f, g, h)
+        gradient = f - h
+        moved = weights * torch.exp(-rate / eps * (gradient - gradient.min()))
         return self._floored(self.constraints.project(moved))
 
     def _floored(self, weights: Tensor) -> Tensor:
         weights = torch.maximum(weights, _FLOOR * self.constraints.caps)
         return weights / weights.sum()
-
-    def _value(self, weights: Tensor) -> float:
-        """Dual value; the mass of either plan is one to the tolerance."""
-        return float(weights @ self._f + self._b @ self._g - weights @ self._h) - self.target_value / 2
-
-    def _pass(self, weights: Tensor) -> float:
-        """One pass over both problems: one side of the cross potentials, half a step of the self potential."""
-        eps = self.epsilon
-        shift = eps * torch.log(weights / self._a)
-        f = self._cross.pack_rows(self._f + shift, 0)[None]
-        g = self._cross.pack_columns(self._g, 0)[None]
-        r, c = self._cross.marginals(f, g, eps)
-        h = self._own.pack_rows(self._h + shift, 0)[None]
-        s = self._own.unpack_rows(self._own.marginals(h, h, eps)[0][0], 0)
-        row, column = self._cross.unpack_rows(r[0], 0), self._cross.unpack_columns(c[0], 0)
-        error = (row - weights).abs().sum() + (column - self._b).abs().sum() + (s - weights).abs().sum()
-        if self._rows_next:
-            self._f = self._f + eps * torch.log(weights / row)
-        else:
-            self._g = self._g + eps * torch.log(self._b / column)
-        self._rows_next = not self._rows_next
-        self._h = self._h + eps / 2 * torch.log(weights / s)
-        return float(error)

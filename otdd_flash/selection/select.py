@@ -20,14 +20,14 @@ from torch import Tensor
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.selection.pool import Balance, constrain, count_of, stack
 from otdd_flash.selection.records import write_columns
-from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem
+from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem, rank_in_group
 from otdd_flash.selection.sides import prepare
 from otdd_flash.types import LabeledDataset
 
 # Wide enough that a target point speaks for its surroundings, not for the one pool sample nearest to it.
 DEFAULT_OPTIONS = DistanceOptions(relative_epsilon=0.1)
 _CANDIDATE = 1e-3  # relaxed weight, in units of the cap, above which a sample takes part in exchanges
-_MAX_EXCHANGES = 60
+_SINGLE_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,18 @@ class SearchOptions:
     Args:
         steps: mirror descent steps at most.
         relative_gap: they end when no weights can be better by more than this fraction of the value.
-        exchange: improve the rounded choice by exchanging samples.
+        exchanges: trials at most to improve the rounded choice by exchanging samples; 0 leaves it as it is.
     """
 
     steps: int = 60
     relative_gap: float = 0.01
-    exchange: bool = True
+    exchanges: int = 40
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.exchanges < 0:
+            raise ValueError(f"exchanges must not be negative, got {self.exchanges}")
         if not self.relative_gap >= 0:
             raise ValueError(f"relative_gap must not be negative, got {self.relative_gap}")
 
@@ -196,8 +198,7 @@ def select(
     problem = _problem(result, constraints, options)
     relaxed = problem.minimise(search.steps, search.relative_gap)
     shares = relaxed.weights / constraints.caps
-    idx = _round(shares, relaxed.gradient, constraints, quotas)
-    chosen, idx, exchanges = _exchange(problem, relaxed, idx, constraints, enabled=search.exchange)
+    chosen, idx, exchanges = _choose(problem, relaxed, quotas, trials=search.exchanges)
     order = torch.argsort(shares[idx], descending=True, stable=True)
     weights = _vertex(idx[order], constraints)[idx[order]]
     return Selection(
@@ -213,18 +214,16 @@ def _problem(result: DistanceResult, constraints: Constraints, options: Distance
     assert found.self_potentials is not None
     target_value = found.certificates[-1]["dual"]
     problem = WeightProblem(
-        found.cost, found.epsilon, target_value, constraints, tol=options.tol, execution=options.execution()
-    )
+        found.cost, found.epsilon, target_value, constraints, solver=options.solver(found.cost.device),
+        execution=options.execution(),
+    )  # fmt: skip
     problem.start(*found.potentials, found.self_potentials[0])
     return problem
 
 
-def _round(shares: Tensor, gradient: Tensor, constraints: Constraints, quotas: list[int]) -> Tensor:
-    """The samples of largest share in each group; equal shares are told apart by the gradient."""
-    by_gradient = torch.argsort(gradient, stable=True)
-    order = by_gradient[torch.argsort(shares[by_gradient], descending=True, stable=True)]
-    groups = constraints.groups[order]
-    return torch.cat([order[groups == g][:quota] for g, quota in enumerate(quotas)])
+def _candidates(shares: Tensor, constraints: Constraints, quotas: list[int]) -> Tensor:
+    """Rows that rounding and exchanges may use: those of some weight, at least as many of each group as it gives."""
+    return ((shares > _CANDIDATE) | _largest(shares, constraints.groups, quotas)).nonzero()[:, 0]
 
 
 def _vertex(idx: Tensor, constraints: Constraints) -> Tensor:
@@ -235,51 +234,64 @@ def _vertex(idx: Tensor, constraints: Constraints) -> Tensor:
     return weights * (constraints.masses / mass.clamp_min(1e-300))[constraints.groups]
 
 
-def _exchange(
-    problem: WeightProblem, relaxed: Weighted, idx: Tensor, constraints: Constraints, *, enabled: bool
+def _choose(
+    problem: WeightProblem, relaxed: Weighted, quotas: list[int], *, trials: int
 ) -> tuple[Weighted, Tensor, int]:
-    """Swap the worst of the chosen for the best of the other candidates while that lowers the value."""
-    shares = relaxed.weights / constraints.caps
-    candidate = shares > _CANDIDATE
-    candidate[idx] = True
-    rows = candidate.nonzero()[:, 0]
+    """Round the weights, then exchange samples, many at once, later few, while that lowers the value."""
+    shares = relaxed.weights / problem.constraints.caps
+    rows = _candidates(shares, problem.constraints, quotas)
     small = problem.subset(rows)
-    inside = torch.zeros(len(shares), dtype=torch.bool, device=idx.device)
-    inside[idx] = True
-    inside = inside[rows]
-    best = small.evaluate(_vertex(inside.nonzero()[:, 0], small.constraints))
-    width, accepted = max(1, len(idx) // 5), 0
-    for _ in range(_MAX_EXCHANGES if enabled else 0):
-        swapped = _swap(inside, best.gradient, small.constraints.groups, width)
-        if swapped is None:
-            break
-        trial = small.evaluate(_vertex(swapped.nonzero()[:, 0], small.constraints))
-        if trial.value < best.value - 1e-9 * abs(best.value):
-            best, inside, accepted = trial, swapped, accepted + 1
-        elif width == 1:
-            break
-        else:
-            width = width // 2
+    largest = _largest(relaxed.weights[rows] / small.constraints.caps, small.constraints.groups, quotas)
+    starts = [small.round(relaxed.weights[rows], quotas), largest]
+    best, inside = min(
+        ((small.evaluate(_vertex(start.nonzero()[:, 0], small.constraints)), start) for start in starts),
+        key=lambda pair: pair[0].value,
+    )
+    width, accepted, failed = max(1, sum(quotas) // 5), 0, 0
+    for _ in range(trials):
+        # single samples get several tries, each beginning with the next best one
+        trial, swapped = _swap(small, inside, best.gradient, width, skip=failed // 2, grow=failed % 2 == 0)
+        if trial.value < best.value - 1e-6 * abs(best.value):
+            best, inside, accepted, failed = trial, swapped, accepted + 1, 0
+            continue
+        failed += 1
+        if failed == (2 * _SINGLE_TRIES if width == 1 else 2):
+            if width == 1:
+                break
+            width, failed = width // 2, 0
     return best, rows[inside.nonzero()[:, 0]], accepted
 
 
-def _swap(inside: Tensor, gradient: Tensor, groups: Tensor, width: int) -> Tensor | None:
-    """``inside`` after up to ``width`` swaps within groups that lower ``<w, gradient>`` most; ``None`` for none."""
-    pairs = []
-    for group in range(int(groups.max()) + 1):
-        mine = groups == group
-        out = (inside & mine).nonzero()[:, 0]
-        new = (~inside & mine).nonzero()[:, 0]
-        out = out[torch.argsort(gradient[out], descending=True, stable=True)][:width]
-        new = new[torch.argsort(gradient[new], stable=True)][:width]
-        length = min(len(out), len(new))
-        gain = gradient[out[:length]] - gradient[new[:length]]
-        pairs.append(torch.stack([gain, out[:length].to(gain), new[:length].to(gain)]))
-    gain, out, new = torch.cat(pairs, 1)
-    keep = torch.argsort(gain, descending=True, stable=True)[:width]
-    keep = keep[gain[keep] > 0]
-    if len(keep) == 0:
-        return None
-    swapped = inside.clone()
-    swapped[out[keep].long()], swapped[new[keep].long()] = False, True
-    return swapped
+def _largest(shares: Tensor, groups: Tensor, quotas: list[int]) -> Tensor:
+    """``(n,)`` bool: the samples of largest share in each group."""
+    order = torch.argsort(shares, descending=True, stable=True)
+    taken = rank_in_group(groups[order], len(quotas)) < torch.tensor(quotas, device=groups.device)[groups[order]]
+    chosen = torch.zeros_like(groups, dtype=torch.bool)
+    chosen[order[taken]] = True
+    return chosen
+
+
+def _swap(
+    problem: WeightProblem, inside: Tensor, gradient: Tensor, width: int, *, skip: int, grow: bool
+) -> tuple[Weighted, Tensor]:
+    """Add ``width`` samples, past the ``skip`` best, and drop as many of each group (``grow``), or drop first.
+
+    A sample that was added makes those near it superfluous, which only the gradient at the larger set shows.
+    """
+    groups = problem.constraints.groups
+    sizes = torch.bincount(groups[inside], minlength=len(problem.constraints.masses))
+    order = torch.argsort(gradient if grow else -gradient, stable=True)
+    movable = order[inside[order] != grow]
+    if not grow:
+        # no group may be emptied
+        rank = rank_in_group(groups[movable], len(sizes))
+        movable = movable[rank < sizes[groups[movable]] - 1]
+    first = inside.clone()
+    first[movable[skip : skip + width]] = grow
+    halfway = problem.evaluate(_vertex(first.nonzero()[:, 0], problem.constraints)).gradient
+    order = torch.argsort(-halfway if grow else halfway, stable=True)
+    movable = order[first[order] == grow]
+    change = (torch.bincount(groups[first], minlength=len(sizes)) - sizes).abs()
+    second = first.clone()
+    second[movable[rank_in_group(groups[movable], len(sizes)) < change[groups[movable]]]] = not grow
+    return problem.evaluate(_vertex(second.nonzero()[:, 0], problem.constraints)), second

@@ -222,8 +222,8 @@ def screening_matrix(
 
 
 def _check_widths(datasets: Sequence[LabeledDataset]) -> None:
-    widths = {data.name: data.d for data in datasets}
-    if len(set(widths.values())) != 1:
+    widths = [(data.name, data.d) for data in datasets]
+    if len({d for _, d in widths}) != 1:
         raise ValueError(f"screening needs sets of one width, got {widths or 'none'}")
 
 

@@ -1,0 +1,265 @@
+"""Measure sample values, selection, checks and the fast tier on real data: the figures of docs/selection.md.
+
+python scripts/selection_study.py DATA_ROOT [values selection null power screening] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import otdd_flash as otdd
+from otdd_flash.selection.sliced import moment_distances
+from otdd_flash.types import LabeledDataset
+
+Row = dict[str, object]
+
+
+def draw(name: str, count: int, seed: int, data_root: Path, split: str = "train") -> LabeledDataset:
+    return otdd.load(name, data_root=data_root, split=split, max_samples=count, seed=seed)
+
+
+def auroc(scores: Tensor, positive: Tensor) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(positive.numpy(), scores.numpy()))
+
+
+def neighbours(pool: LabeledDataset, target: LabeledDataset, k: int = 10) -> tuple[Tensor, Tensor]:
+    """Share of the k nearest target samples of another class, and mean distance to them."""
+    found = torch.cdist(pool.x, target.x).topk(k, largest=False)
+    return (target.y[found.indices] != pool.y[:, None]).double().mean(1), found.values.double().mean(1)
+
+
+def sample_values(data_root: Path) -> Iterator[Row]:
+    """Flipped labels, and Fashion pictures with labels of their own or with digits' labels, in 2,000 MNIST samples."""
+    for seed in range(3):
+        both = draw("mnist", 4000, seed, data_root)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(4000, generator=generator)
+        pool, target = both.subset(order[:2000]), both.subset(order[2000:])
+        flipped = torch.zeros(2000, dtype=torch.bool)
+        flipped[torch.randperm(2000, generator=generator)[:200]] = True
+        y = torch.where(flipped, (pool.y + torch.randint(1, 10, (2000,), generator=generator)) % 10, pool.y)
+        fashion = draw("fashion_mnist", 200, seed, data_root)
+        x = torch.cat([pool.x[:1800], fashion.x])
+        foreign = torch.arange(2000) >= 1800
+        cases = {
+            "flipped labels": (otdd.from_arrays(pool.x, y), flipped),
+            "fashion, own labels": (otdd.from_arrays(x, torch.cat([pool.y[:1800], fashion.y + 10])), foreign),
+            "fashion, digit labels": (otdd.from_arrays(x, torch.cat([pool.y[:1800], fashion.y])), foreign),
+        }
+        for case, (data, wrong) in cases.items():
+            disagreement, distance = neighbours(data, target)
+            row: Row = {
+                "seed": seed, "case": case, "k-NN disagreement": auroc(disagreement, wrong),
+                "k-NN distance": auroc(distance, wrong),
+            }  # fmt: skip
+            for epsilon in (0.1, 0.03, 0.01):
+                start = time.perf_counter()
+                found = otdd.values(data, target, relative_epsilon=epsilon)
+                row[f"seconds {epsilon}"] = time.perf_counter() - start
+                for part in found.gradients:
+                    for within in (False, True):
+                        name = f"{part}{' in class' if within else ''} {epsilon}"
+                        row[name] = auroc(found.scores(part, within_class=within), wrong)
+            yield row
+
+
+def as_mnist(data: LabeledDataset) -> LabeledDataset:
+    """USPS in MNIST's layout: the 16 x 16 picture at 20 x 20 in the middle of 28 x 28."""
+    pictures = data.x.view(-1, 1, 16, 16)
+    larger = functional.interpolate(pictures, size=20, mode="bilinear", antialias=True).clamp(0, 1)
+    return otdd.from_arrays(functional.pad(larger, (4, 4, 4, 4)).flatten(1), data.y, name="usps")
+
+
+def herding(pool: Tensor, target: Tensor, count: int) -> Tensor:
+    """Kernel herding without replacement; Gaussian kernel of the target's mean squared distance times 0.3."""
+    scale = 0.3 * torch.cdist(target, target).square().mean()
+    aim = torch.exp(-torch.cdist(pool, target).square() / scale).mean(1)
+    kernel = torch.exp(-torch.cdist(pool, pool).square() / scale)
+    chosen, covered = [], torch.zeros(len(pool))
+    for step in range(count):
+        gain = aim - covered / (step + 1)
+        gain[chosen] = -math.inf
+        chosen.append(int(gain.argmax()))
+        covered += kernel[chosen[-1]]
+    return torch.tensor(chosen)
+
+
+def labelled_nearest(pool: LabeledDataset, target: LabeledDataset, count: int) -> Tensor:
+    """The pool samples of the smallest labelled cost to any target sample: OTDD's own cost, point by point."""
+    tables = otdd.dataset_distance(pool, target, label_distance="gaussian_diag", relative_epsilon=0.1)
+    cost = torch.cdist(pool.x, target.x).square() + tables.label_distances.source_target[pool.y][:, target.y]
+    return cost.min(1).values.argsort()[:count]
+
+
+def selection(data_root: Path) -> Iterator[Row]:
+    """500 of 2,000 MNIST + 2,000 Fashion-MNIST + 2,000 KMNIST for 1,000 USPS samples; tested on 2,007 of USPS."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import SVC
+
+    count, test = 500, as_mnist(otdd.load("usps", data_root=data_root, split="test"))
+    for seed in range(5):
+        named = (("mnist", "train"), ("fashion_mnist", "train"), ("kmnist", "test"))
+        parts = [draw(name, 2000, seed, data_root, split) for name, split in named]
+        target = as_mnist(draw("usps", 1000, seed, data_root))
+        x = torch.cat([part.x for part in parts])
+        y = torch.cat([part.y + 10 * i for i, part in enumerate(parts)])
+        pool = otdd.from_arrays(x, y, name="pool")
+        generator = torch.Generator().manual_seed(seed)
+        choose: dict[str, Callable[[], Tensor]] = {
+            "random": lambda g=generator: torch.randperm(6000, generator=g)[:count],
+            "random, MNIST only": lambda g=generator: torch.randperm(2000, generator=g)[:count],
+            "nearest": lambda a=x, b=target.x: torch.cdist(a, b).min(1).values.argsort()[:count],
+            "nearest, labelled cost": lambda p=pool, t=target: labelled_nearest(p, t, count),
+            "herding": lambda a=x, b=target.x: herding(a, b, count),
+            "select, features": lambda p=pool, t=target: otdd.select(p, t, count, label_weight=0.0).idx,
+            "select, labels": lambda p=pool, t=target: otdd.select(
+                p, t, count, label_distance="gaussian_diag"
+            ).idx,
+        }  # fmt: skip
+        for method, function in choose.items():
+            start = time.perf_counter()
+            idx = function()
+            seconds = time.perf_counter() - start
+            fitted = [
+                model.fit(x[idx].numpy(), y[idx].numpy()) for model in (SVC(C=10), LogisticRegression(max_iter=1000))
+            ]
+            svm, logistic = (model.score(test.x.numpy(), test.y.numpy()) for model in fitted)
+            chosen = otdd.from_arrays(x[idx], y[idx])
+            value = otdd.dataset_distance(chosen, target, label_weight=0.0, relative_epsilon=0.1).value
+            yield {
+                "seed": seed, "method": method, "svm": svm, "logistic": logistic, "feature divergence": value,
+                "share of MNIST": float((y[idx] < 10).double().mean()), "seconds": seconds,
+            }  # fmt: skip
+
+
+def null(data_root: Path) -> Iterator[Row]:
+    """p-values of 200 pairs of disjoint samples of 100 MNIST digits each: uniform, if the test is right."""
+    from scipy.stats import binomtest, kstest
+
+    for label_distance in ("gaussian_diag", None):
+        p = []
+        for seed in range(200):
+            both = draw("mnist", 200, seed, data_root)
+            order = torch.randperm(200, generator=torch.Generator().manual_seed(seed))
+            a, b = both.subset(order[:100]), both.subset(order[100:])
+            p.append(otdd.check(a, b, permutations=99, seed=seed, label_distance=label_distance).p_value)
+        rejected = sum(value <= 0.05 for value in p)
+        yield {
+            "label distance": str(label_distance), "runs": len(p), "rate at 0.05": rejected / len(p),
+            "rate at 0.10": sum(value <= 0.10 for value in p) / len(p),
+            "binomial p": binomtest(rejected, len(p), 0.05).pvalue, "KS p": float(kstest(p, "uniform").pvalue),
+        }  # fmt: skip
+
+
+def changed(data: LabeledDataset, kind: str, amount: float, seed: int) -> LabeledDataset:
+    """The data with a drift of the given kind."""
+    generator = torch.Generator().manual_seed(seed)
+    hit = torch.rand(data.n, generator=generator) < amount
+    if kind == "noise":
+        return otdd.from_arrays(data.x + amount * torch.randn(data.x.shape, generator=generator), data.y)
+    if kind == "darker":
+        return otdd.from_arrays(data.x * (1 - amount), data.y)
+    if kind == "flipped labels":
+        return otdd.from_arrays(data.x, torch.where(hit, (data.y + 1) % 10, data.y))
+    return data.subset((~(hit & (data.y < 5))).nonzero()[:, 0])
+
+
+def power(data_root: Path) -> Iterator[Row]:
+    """Share of 40 checks of 200 against 200 MNIST samples that exceed alpha = 0.05, by kind and amount of drift."""
+    amounts = {
+        "noise": (0.05, 0.1, 0.2, 0.3), "darker": (0.02, 0.05, 0.1, 0.2), "flipped labels": (0.05, 0.1, 0.2, 0.3),
+        "classes 0-4 thinned": (0.1, 0.2, 0.4, 0.6),
+    }  # fmt: skip
+    for kind, levels in amounts.items():
+        for amount in levels:
+            exceeded = []
+            for seed in range(40):
+                both = draw("mnist", 400, seed, data_root)
+                order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
+                batch = changed(both.subset(order[200:]), kind, amount, seed)
+                exceeded.append(otdd.check(both.subset(order[:200]), batch, permutations=99, seed=seed).exceeded)
+            yield {"drift": kind, "amount": amount, "power": statistics.mean(exceeded)}
+
+
+def rotated(data: LabeledDataset, degrees: float) -> LabeledDataset:
+    angle = torch.tensor(math.radians(degrees))
+    matrix = torch.tensor([[angle.cos(), -angle.sin(), 0], [angle.sin(), angle.cos(), 0]])[None].expand(data.n, -1, -1)
+    pictures = data.x.view(-1, 1, 28, 28)
+    grid = functional.affine_grid(matrix, list(pictures.shape), align_corners=False)
+    return otdd.from_arrays(functional.grid_sample(pictures, grid, align_corners=False).flatten(1), data.y)
+
+
+def screening(data_root: Path) -> Iterator[Row]:
+    """Rank correlation of the fast tier with the full distance over all pairs of 27 sets of 400."""
+    from scipy.stats import pearsonr, spearmanr
+
+    sets = []
+    for name, split in (("mnist", "train"), ("fashion_mnist", "train"), ("kmnist", "test")):
+        for seed, classes in enumerate((range(10), range(5), range(5, 10), (0, 1), (3, 5, 8))):
+            sets.append(
+                otdd.load(name, data_root=data_root, split=split, classes=list(classes), max_samples=400, seed=seed)
+            )
+        base = draw(name, 400, 9, data_root, split)
+        generator = torch.Generator().manual_seed(1)
+        sets += [rotated(base, degrees) for degrees in (30, 90)]
+        noises = [level * torch.randn(base.x.shape, generator=generator) for level in (0.2, 0.5)]
+        sets += [otdd.from_arrays(base.x + noise, base.y) for noise in noises]
+    pairs = torch.triu_indices(len(sets), len(sets), 1).T.tolist()
+    start = time.perf_counter()
+    full = [
+        otdd.dataset_distance(sets[i], sets[j], label_distance="gaussian_diag", relative_epsilon=0.05).value
+        for i, j in pairs
+    ]
+    yield {"method": "full", "seconds": time.perf_counter() - start, "pairs": len(pairs)}
+    screens: dict[str, Callable[[], Tensor]] = {
+        "sliced": lambda: otdd.screening_matrix(sets),
+        "sliced, 100 projections": lambda: otdd.screening_matrix(sets, projections=100),
+        "sliced, no label moments": lambda: otdd.screening_matrix(sets, moments=0),
+        "moments, diagonal": lambda: moment_distances(sets),
+        "moments, means": lambda: moment_distances(sets, label_distance="means"),
+    }
+    for method, function in screens.items():
+        start = time.perf_counter()
+        matrix = function()
+        seconds = time.perf_counter() - start
+        quick = [float(matrix[i, j]) for i, j in pairs]
+        yield {
+            "method": method, "seconds": seconds, "spearman": float(spearmanr(quick, full).statistic),
+            "pearson": float(pearsonr(quick, full).statistic),
+        }  # fmt: skip
+
+
+PARTS = {"values": sample_values, "selection": selection, "null": null, "power": power, "screening": screening}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data_root", type=Path)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
+    parser.add_argument("--json", type=Path, help="write all rows there")
+    arguments = parser.parse_args()
+    results: dict[str, list[Row]] = {}
+    for part in arguments.parts or PARTS:
+        results[part] = []
+        for row in PARTS[part](arguments.data_root):
+            shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+            print(part, json.dumps(shown), flush=True)
+            results[part].append(row)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import otdd_flash
+from otdd_flash.cli import selection_config as schemas
+from otdd_flash.selection.check import CheckOptions
+
+Command = Callable[..., SimpleNamespace]
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("max_samples=120", "gate.permutations=39", "device=cpu")
+SAME = ("source=digits", "target=digits", *QUICK)
+OTHER = ("source=digits", "target=digits", "target.classes=[0,1,2]", *QUICK)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(SAME, 0), (OTHER, 3)])
+def test_exit_code_in_a_shell(arguments: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    pytest.importorskip("hydra")
+    command = [sys.executable, "-m", "otdd_flash.cli.main", "check", *arguments, "output=json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert process.returncode == code, process.stderr
+    assert json.loads(process.stdout)["exceeded"] is (code == 3)
+
+
+def test_number_is_the_librarys(otdd: Command) -> None:
+    outcome = otdd("check", *OTHER, "output=json", "seed=2")
+    assert outcome.code == 3
+    record = json.loads(outcome.out)
+    reference, batch = (otdd_flash.load("digits", max_samples=120, seed=2, classes=c) for c in (None, [0, 1, 2]))
+    found = otdd_flash.check(reference, batch, permutations=39, seed=2)
+    assert record["value"] == pytest.approx(found.value, rel=1e-9)
+    assert record["p_value"] == found.p_value == 1 / 40
+    assert record["missing_classes"] == ["3", "4", "5", "6", "7", "8", "9"]
+    (line,) = outcome.errors
+    assert line.startswith("otdd check: error: digits against digits: divergence")
+
+
+def test_table_and_files(otdd: Command, tmp_path: Path) -> None:
+    outcome = otdd("check", *SAME)
+    assert outcome.code == 0, outcome.err
+    assert "gate     kept  (p <= 0.05)" in outcome.out
+    (written,) = tmp_path.glob("outputs/check/*/*/result.json")
+    assert json.loads(written.read_text())["exceeded"] is False
+
+
+def test_threshold_and_usage(otdd: Command) -> None:
+    assert otdd("check", *OTHER, "gate.threshold=1000", "gate.permutations=0").code == 0
+    assert otdd("check", *OTHER, "gate.threshold=0.001", "gate.permutations=0").code == 3
+    assert otdd("check", *SAME, "gate.alpah=0.1").code == 2
+    assert otdd("check", *SAME, "gate.alpha=0.001").code == 1, "39 permutations cannot give that p-value"
+
+
+def test_defaults_are_the_librarys() -> None:
+    defaults = {item.name: item.default for item in fields(CheckOptions)}
+    for item in fields(schemas.GateConfig):
+        assert defaults[item.name] == item.default, item.name
