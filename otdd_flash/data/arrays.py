@@ -56,7 +56,7 @@ def from_arrays(
     """
     features = as_tensor(X)
     labels = dense(_beside(y, features))
-    count = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) else None
+    count = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) != 0 else None
     if features.ndim == 0 or (count is not None and count != len(features)):
         raise ValueError(f"X and y differ in length: X has shape {tuple(features.shape)}, y has {count} labels")
     rows = Rows(
