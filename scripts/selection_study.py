@@ -1,4 +1,4 @@
-"""Measure sample values, selection, checks and the fast tier on real data: the figures of docs/selection.md.
+"""Measure sample values, selection, checks and the fast tier on real data.
 
 python scripts/selection_study.py DATA_ROOT [values selection null power screening] [--json FILE]
 """

@@ -35,7 +35,7 @@ from otdd_flash.types import LabeledDataset
 Part = Literal["total", "features", "labels"]
 PARTS = ("total", "features", "labels")
 
-# A tenth of the mean cost blurs single samples, a hundredth makes the duals noisy; docs/selection.md has the table.
+# A tenth of the mean cost blurs single samples, a hundredth makes the duals noisy.
 DEFAULT_OPTIONS = DistanceOptions(relative_epsilon=0.03)
 
 
