@@ -221,10 +221,11 @@ def check(
     """Test whether ``batch`` comes from the distribution of ``reference``, labels included.
 
     >>> import otdd_flash as otdd
-    >>> digits = otdd.load("digits")
-    >>> even, odd = digits.subset(range(0, 1000, 2)), digits.subset(range(1, 1000, 2))
-    >>> otdd.check(even, odd).exceeded
+    >>> first, second = (otdd.load("digits", max_samples=200, seed=seed) for seed in (1, 2))
+    >>> otdd.check(first, second).exceeded
     False
+    >>> otdd.check(first, otdd.load("digits", classes=[0, 1, 2])).exceeded
+    True
 
     Args:
         reference: the trusted sample.
