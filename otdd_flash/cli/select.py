@@ -47,8 +47,8 @@ def run(config: SelectConfig, job: Job) -> None:
     names = " + ".join(side_title(pool, side) for pool, side in zip(pools, sides, strict=True))
     title = f"{len(found.idx)} of {names} for {side_title(target, config.target)}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
-    if config.strict and not found.result.converged:
-        raise NotConvergedError(f"marginal error {found.result.marginal_error:.2e} is above tol {found.result.tol:.2e}")
+    if config.strict and not found.converged:
+        raise NotConvergedError(f"a marginal error is above tol {found.result.tol:.2e}; raise solver.max_iterations")
 
 
 def _with_defaults(side: DatasetConfig, config: SelectConfig) -> DatasetConfig:
@@ -67,6 +67,7 @@ def _rows(found: Selection, features: str | None) -> list[Row]:
         ("value", f"{found.value:.6g}  (squared distance of the chosen, debiased)"),
         ("lower bound", f"{found.lower_bound:.6g}  (of any choice of this size)"),
         ("whole pool", f"{found.pool_value:.6g}"),
+        ("converged", "yes" if found.converged else "NO: do not use these numbers"),
         ("selected", f"{len(found.idx)} of {found.pool.n}"),
         *([] if features is None else [("features", features)]),
         ("sources", "\n".join(f"{count}  {name}" for name, count in summary["by_source"].items())),

@@ -22,6 +22,7 @@ from otdd_flash.selection.pool import Balance, constrain, count_of, stack
 from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem, rank_in_group
 from otdd_flash.selection.sides import prepare
+from otdd_flash.sinkhorn import report_convergence
 from otdd_flash.types import LabeledDataset
 
 # Wide enough that a target point speaks for its surroundings, not for the one pool sample nearest to it.
@@ -64,7 +65,8 @@ class Selection:
         value: debiased divergence between the chosen samples and the target.
         pool_value: the same for the whole pool.
         relaxed_value: the least that weights on the pool reach.
-        lower_bound: no choice of this size can have a smaller value.
+        lower_bound: no choice of this size can have a smaller value, up to the solver's tolerance.
+        converged: the transport problems behind value and bound met the tolerance.
         steps: mirror steps taken.
         exchanges: exchanges accepted.
         pool: all samples; several sources stacked.
@@ -81,6 +83,7 @@ class Selection:
     pool_value: float
     relaxed_value: float
     lower_bound: float
+    converged: bool
     steps: int
     exchanges: int
     pool: LabeledDataset = field(repr=False)
@@ -140,7 +143,8 @@ class Selection:
                 found[name] += 1
         return {
             "selected": len(self.idx), "pool": self.pool.n, "value": self.value, "pool_value": self.pool_value,
-            "relaxed_value": self.relaxed_value, "lower_bound": self.lower_bound, "steps": self.steps,
+            "relaxed_value": self.relaxed_value, "lower_bound": self.lower_bound, "converged": self.converged,
+            "steps": self.steps,
             "exchanges": self.exchanges, "by_source": counts["source"], "by_class": counts["class"],
             "distance": self.result.to_dict(),
         }  # fmt: skip
@@ -152,7 +156,7 @@ class Selection:
     def _weighted(self) -> LabeledDataset:
         full = torch.zeros_like(self.scores)
         full[self.idx] = self.weights
-        return replace(self.pool, weights=full).subset(self.idx)
+        return replace(self.pool, weights=full.to(self.pool.x.device)).subset(self.idx)
 
 
 def select(
@@ -186,6 +190,7 @@ def select(
 
     Raises:
         ValueError: a count that the pool does not hold, counts by class that do not fit, options without a gradient.
+        NotConvergedError: under ``strict``.
     """
     search = search or SearchOptions()
     stacked, sources, source_of = stack(pool)
@@ -199,12 +204,14 @@ def select(
     relaxed = problem.minimise(search.steps, search.relative_gap)
     shares = relaxed.weights / constraints.caps
     chosen, idx, exchanges = _choose(problem, relaxed, quotas, trials=search.exchanges)
-    order = torch.argsort(shares[idx], descending=True, stable=True)
-    weights = _vertex(idx[order], constraints)[idx[order]]
+    error = max(chosen.marginal_error, relaxed.marginal_error)
+    report_convergence(error <= options.tol, error, options.max_iterations, problem.solver, strict=options.strict)
+    idx = idx[torch.argsort(shares[idx], descending=True, stable=True)]
     return Selection(
-        idx=idx[order], weights=weights, scores=shares.clamp(0.0, 1.0), value=chosen.value, pool_value=result.value,
-        relaxed_value=relaxed.value, lower_bound=max(relaxed.value - relaxed.gap, 0.0), steps=relaxed.steps,
-        exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of, result=result,
+        idx=idx.cpu(), weights=_vertex(idx, constraints)[idx].cpu(), scores=shares.clamp(0.0, 1.0).cpu(),
+        value=chosen.value, pool_value=result.value, relaxed_value=relaxed.value,
+        lower_bound=max(relaxed.value - relaxed.gap, 0.0), converged=error <= options.tol and result.converged,
+        steps=relaxed.steps, exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of, result=result,
     )  # fmt: skip
 
 

@@ -160,3 +160,13 @@ def test_refusals() -> None:
         otdd.select(pool, pool, 5, debiased=False)
     with pytest.raises(TypeError, match="pool must be"):
         otdd.select([], pool, 5)
+
+
+def test_lack_of_convergence_is_said() -> None:
+    pool, target = mixture(30, 0.5, 0), mixture(20, 0.2, 1)
+    stopped = {"tol": 1e-12, "max_iterations": 1, "search": SearchOptions(steps=1, exchanges=0)}
+    with pytest.warns(otdd.NotConvergedWarning):
+        assert not otdd.select(pool, target, 5, **stopped).converged
+    with pytest.raises(otdd.NotConvergedError):
+        otdd.select(pool, target, 5, **stopped, strict=True)
+    assert otdd.select(pool, target, 5, search=QUICK).converged
