@@ -211,7 +211,8 @@ def select(
         idx=idx.cpu(), weights=_vertex(idx, constraints)[idx].cpu(), scores=shares.clamp(0.0, 1.0).cpu(),
         value=chosen.value, pool_value=result.value, relaxed_value=relaxed.value,
         lower_bound=max(relaxed.value - relaxed.gap, 0.0), converged=error <= options.tol and result.converged,
-        steps=relaxed.steps, exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of, result=result,
+        steps=relaxed.steps, exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of,
+        result=result,
     )  # fmt: skip
 
 
