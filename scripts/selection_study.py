@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import otdd_flash as otdd
-from otdd_flash.selection.sliced import moment_distances
+from otdd_flash.screening import moment_distances
 from otdd_flash.types import LabeledDataset
 
 Row = dict[str, object]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,14 @@ from peers import bound, flash_loss, flash_missing, installed, iterations_needed
 from registry import Row, Settings, case, row, timed
 from torch import Tensor
 
+from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence, solve
 from otdd_flash.sinkhorn.autograd import LabelTerm, differentiable_divergence
+from otdd_flash.sinkhorn.hessian import SinkhornHessian
+from otdd_flash.sinkhorn.implicit import ImplicitOptions
+from otdd_flash.sinkhorn.krylov import conjugate_gradients
+from otdd_flash.types import Potentials
 
 SHAPES = ((50_000, 64), (10_000, 784))
 TRIPLE = [(0, 1), (0, 0), (1, 1)]
@@ -272,5 +278,91 @@ def same_error(settings: Settings) -> list[Row]:
         count, error = iterations_needed(bound(make, x, y, epsilon), check, TOL)
         solver = f"{name}, {count or 640} iterations" + ("" if count else " (does not reach it)")
         timing, _ = timed(make(x, y, epsilon, count or 640), repeats=3)
-        rows.append(row(problem, solver, timing, gate=True, marginal_error=error))
+        rows.append(row(problem, solver, timing, gate=math.isfinite(error), marginal_error=error))
     return rows
+
+
+@case("gpu")
+def hvp(settings: Settings) -> list[Row]:
+    """Hessian of the plain entropic value times a direction: 50 conjugate-gradient steps, and ours to 1e-6."""
+    rows = []
+    for d in (64, 512):
+        n = settings.size(10_000)
+        x, y, direction = gaussian(n, d, 0), gaussian(n, d, 1) + 0.1, gaussian(n, d, 2)
+        epsilon = 0.05 * plain_cost(x, y).mean(0, 1)
+        problem = f"Hessian times a direction, n = {n}, d = {d}"
+        options = SolverOptions(tol=1e-6)
+        tight = divergence(
+            plain_cost(x, y), epsilon, debiased=False, options=options,
+            execution=Execution("triton", "fp16x3", "cached"), keep_operator=True,
+        )  # fmt: skip
+        exact = exact_hessian_product(x, y, tight.potentials, epsilon, direction)
+        steps = (("50 steps", ImplicitOptions(tol=1e-30, max_iterations=50)), ("to 1e-6", ImplicitOptions()))
+        for memory in ("cached", "streamed"):
+            for name, limits in steps:
+                run = partial(_hessian_product, tight, memory, limits, direction)
+                timing, (found, taken) = timed(run, repeats=settings.repeats)
+                error = float((found - exact).norm() / exact.norm())
+                rows.append(
+                    row(problem, f"otdd-flash fp16x3 {memory}, {name}", timing, gate=error < 1e-3, error=error,
+                        iterations=taken)
+                )  # fmt: skip
+        if flash_missing() is None:
+            rows += _flash_hessian(problem, (x, y), tight.potentials, epsilon, (direction, exact))
+    return rows
+
+
+def _hessian_product(
+    found: Divergence, memory: Memory, limits: ImplicitOptions, direction: Tensor
+) -> tuple[Tensor, int]:
+    """A product from the solved problem on: operators, plans and marginals are made anew."""
+    hessian = SinkhornHessian(found, memory=memory, options=limits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)  # 50 steps are 50 steps
+        return hessian @ direction, hessian.record.iterations
+
+
+def _flash_hessian(
+    problem: str, clouds: tuple[Tensor, Tensor], potentials: Potentials, epsilon: float, known: tuple[Tensor, Tensor]
+) -> list[Row]:
+    from flash_sinkhorn.hvp import hvp_x_sqeuclid_from_potentials
+
+    direction, exact = known
+    f, g = ((h - epsilon * math.log(len(h))).float() for h in potentials)  # theirs holds the weights
+    rows = []
+    for name, options in (
+        ("TF32 streamed", {"allow_tf32": True}),
+        ("float32 streamed", {}),
+        ("float32, plan in memory", {"use_dense_cg": True}),
+    ):
+
+        def run(options: dict[str, Any] = options) -> Tensor:
+            return hvp_x_sqeuclid_from_potentials(
+                *clouds, f, g, direction, eps=epsilon, max_cg_iter=50, cg_rtol=0.0, cg_atol=0.0, **options
+            )[0]
+
+        timing, found = timed(run, repeats=3)
+        error = float((found.double() - exact).norm() / exact.norm())
+        rows.append(row(problem, f"flash-sinkhorn {name}, 50 steps", timing, gate=error < 0.5, error=error))
+    return rows
+
+
+def exact_hessian_product(x: Tensor, y: Tensor, potentials: Potentials, epsilon: float, direction: Tensor) -> Tensor:
+    """The product from a dense float64 plan, its linear system solved by conjugate gradients to 1e-12."""
+    x, y, v = x.double(), y.double(), direction.double()
+    cost = x.square().sum(1)[:, None] + y.square().sum(1) - 2 * x @ y.T
+    plan = ((potentials.f[:, None] + potentials.g - cost) / epsilon).exp_() / len(x) / len(y)
+    r, c = plan.sum(1), plan.sum(0)
+    own = (x * v).sum(1)
+    moved = v @ y.T
+    rows = 2 * (own * r - (plan * moved).sum(1))
+    columns = 2 * (plan.T @ own - (plan * moved).sum(0))
+    right = columns - plan.T @ (rows / r)
+
+    def matvec(g: Tensor) -> Tensor:
+        return c[:, None] * g - plan.T @ ((plan @ g) / r[:, None])
+
+    g = conjugate_gradients(matvec, right[:, None], diagonal=c, kernel=torch.ones_like(c), tol=1e-12).x[:, 0]
+    f = (rows - plan @ g) / r
+    change = (f[:, None] + g - 2 * (own[:, None] - moved)) * plan / epsilon
+    return 2 * (change.sum(1)[:, None] * x - change @ y) + 2 * r[:, None] * v

@@ -64,17 +64,17 @@ def flash_loss(epsilon: float, *, debiased: bool, **options: Any) -> Any:
     return SamplesLoss(blur=epsilon**0.5, debias=debiased, half_cost=False, **options)
 
 
-def flash_iteration(x: Tensor, y: Tensor, epsilon: float) -> Row:
-    """What one more epsilon step costs flash-sinkhorn's debiased loss."""
+def flash_iteration(x: Tensor, y: Tensor, epsilon: float) -> tuple[Row, bool]:
+    """What one more epsilon step costs flash-sinkhorn's debiased loss, and whether its value is a number."""
 
-    def total(steps: int) -> Row:
+    def total(steps: int) -> tuple[Row, Tensor]:
         loss = flash_loss(epsilon, debiased=True, eps_list=[epsilon] * steps)
         with torch.no_grad():
-            return timed(lambda: loss(x, y), repeats=3)[0]
+            return timed(lambda: loss(x, y), repeats=3)
 
-    few, many = total(2), total(6)
+    (few, _), (many, value) = total(2), total(6)
     timing = {key: (many[key] - few["ms"]) / 4 for key in ("q20", "ms", "q80")}
-    return {**many, **timing}
+    return {**many, **timing}, bool(value.isfinite())
 
 
 def dense_torch(x: Tensor, y: Tensor, epsilon: float, iterations: int) -> Callable[[], Potentials]:
