@@ -21,7 +21,7 @@ LAYERS = [
     {"sinkhorn"},
     {"labels", "samples_loss"},
     {"augment"},
-    {"conventions"},
+    {"conventions", "screening"},
     {"distance", "samples_loss"},
     {"differentiable"},
     {"matrix", "flows"},

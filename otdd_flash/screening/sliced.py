@@ -1,4 +1,4 @@
-"""The fast tier: sliced and moment-only distances for screening thousands of data sets.
+"""Sliced distances between labelled data sets: linear in samples, and one sketch a set for all pairs.
 
 Sliced OTDD (Nguyen et al. 2025). A labelled sample ``(x, y)`` is projected to a number that carries its class as the
 moments of the class along the same direction (the paper's data point projection):
@@ -10,34 +10,21 @@ moments of the class along the same direction (the paper's data point projection
 and ``s-OTDD^2 = E W_2^2`` of the projections. With the draws shared by all sets, a set is summed up once by the
 quantiles of its projections, and the distance of two sets is a mean squared difference of their summaries: ``k`` sets
 cost ``k`` sorts, not ``k^2``.
-
-The moment distance needs no sample at all: it transports the classes of one set to those of the other, each a point
-mass, at the cost ``(w_x + w_y) W[l, l']``, which is what the full distance costs when every class goes to one class as
-a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from otdd_flash.cost import DotProductCost, PointCloud, weighted_mean
+from otdd_flash.cost import weighted_mean
 from otdd_flash.labels import class_samples
-from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
-from otdd_flash.ops import make_operator
-from otdd_flash.sinkhorn import SolverOptions, solve
 from otdd_flash.types import LabeledDataset
 
-Method = Literal["sliced", "moments"]
-MomentMethod = Literal["means", "gaussian_diag", "gaussian"]
-
 _ROWS = 1 << 14
-_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
-_SMALL_PROBLEMS = SolverOptions(tol=1e-4, max_iterations=2000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,23 +60,30 @@ class Slices:
         Raises:
             ValueError: no set, sets of different width, counts that are not positive.
         """
-        _check_widths(datasets)
+        check_widths(datasets)
+        center = torch.stack([weighted_mean(data.x, data.normalised_weights) for data in datasets]).mean(0)
+        spread = torch.stack([_mean_square(data, center) for data in datasets]).mean()
+        return cls.around(center, float(spread), projections=projections, moments=moments, seed=seed)
+
+    @classmethod
+    def around(
+        cls, center: Tensor, spread: float, *, projections: int = 500, moments: int = 5, seed: int = 0
+    ) -> Slices:
+        """Projections for sets around ``center (d,)`` whose mean squared distance from it is ``spread``."""
         if projections < 1 or moments < 0:
             raise ValueError(f"projections must be positive and moments not negative, got {projections}, {moments}")
-        d, device = datasets[0].d, datasets[0].x.device
+        d, device = len(center), center.device
         generator = torch.Generator().manual_seed(seed)
         directions = torch.randn(projections, d, generator=generator, dtype=torch.float64)
         mixing = torch.randn(projections, 1 + moments, generator=generator, dtype=torch.float64)
         rates = torch.arange(1, moments + 1, dtype=torch.float64).expand(projections, moments)
         orders = _truncated_poisson(rates, generator)
-        center = torch.stack([weighted_mean(data.x, data.normalised_weights) for data in datasets]).mean(0)
-        spread = torch.stack([_mean_square(data, center) for data in datasets]).mean()
         return cls(
             directions=(directions / directions.norm(dim=1, keepdim=True)).to(device),
             mixing=(mixing / mixing.norm(dim=1, keepdim=True)).to(device),
             orders=orders.to(device),
             center=center,
-            scale=float((spread / d).sqrt()) or 1.0,
+            scale=(spread / d) ** 0.5 or 1.0,
         )
 
     def project(self, dataset: LabeledDataset) -> Tensor:
@@ -146,82 +140,8 @@ def sliced_distance(
     return float((a - b).square().mean())
 
 
-def moment_distance(source: LabeledDataset, target: LabeledDataset, **settings: Any) -> float:
-    """Debiased transport cost between the classes as point masses; see :func:`moment_distances`."""
-    return float(moment_distances([source, target], **settings)[0, 1])
-
-
-def moment_distances(
-    datasets: Sequence[LabeledDataset],
-    *,
-    label_distance: MomentMethod = "gaussian_diag",
-    feature_weight: float = 1.0,
-    label_weight: float = 1.0,
-    relative_epsilon: float = 0.01,
-) -> Tensor:
-    """``(k, k)`` float64 debiased transport costs between classes as point masses, ``C = (w_x + w_y) W[l, l']``.
-
-    Args:
-        datasets: ``k`` sets of one width; the moments of each class are taken once.
-        label_distance: ``means``, ``gaussian_diag`` or ``gaussian``.
-        feature_weight: ``w_x`` of the distance that is approximated.
-        label_weight: ``w_y``.
-        relative_epsilon: regularisation as a fraction of the mean of all class distances.
-
-    Raises:
-        ValueError: an unknown label distance, or sets of different width.
-    """
-    if label_distance not in _TABLES:
-        raise ValueError(f"label_distance must be one of {', '.join(_TABLES)}, got {label_distance!r}")
-    _check_widths(datasets)
-    classes = [sample for data in datasets for sample in class_samples(data)]
-    table = (feature_weight + label_weight) * _TABLES[label_distance](classes)[0]
-    epsilon = relative_epsilon * float(table.mean())
-    k = len(datasets)
-    out = torch.zeros(k, k, dtype=torch.float64)
-    if epsilon == 0:
-        return out
-    clouds, offset = [], 0
-    for data in datasets:
-        mass = torch.zeros(data.num_classes, dtype=torch.float64, device=data.x.device)
-        mass.index_add_(0, data.y, data.normalised_weights)
-        origin = torch.zeros(data.num_classes, 1, dtype=torch.float64, device=data.x.device)
-        clouds.append(PointCloud(origin, mass, offset + torch.arange(data.num_classes, device=data.x.device)))
-        offset += data.num_classes
-    cost = DotProductCost.build(clouds, table=table)
-    pairs = [(i, j) for i in range(k) for j in range(i + 1, k)]
-    problems = [(i, i) for i in range(k)] + pairs
-    found = solve(make_operator(cost, problems, epsilon=epsilon, precision="fp64"), epsilon, _SMALL_PROBLEMS)
-    selves = found.dual[:k]
-    for (i, j), dual in zip(pairs, found.dual[k:].tolist(), strict=True):
-        out[i, j] = out[j, i] = dual - float(selves[i] + selves[j]) / 2
-    return out
-
-
-def screening_matrix(
-    datasets: Sequence[LabeledDataset], *, method: Method = "sliced", quantiles: int = 256, **settings: Any
-) -> Tensor:
-    """``(k, k)`` float64 squared screening distances of all pairs.
-
-    Args:
-        datasets: ``k`` sets of one width.
-        method: ``sliced`` (each set is projected once) or ``moments``.
-        quantiles: of the sliced summaries.
-        **settings: of :meth:`Slices.draw` or :func:`moment_distances`.
-    """
-    if method == "moments":
-        return moment_distances(datasets, **settings)
-    if method != "sliced":
-        raise ValueError(f"method must be sliced or moments, got {method!r}")
-    slices = Slices.draw(datasets, **settings)
-    flat = torch.stack([slices.summary(data, quantiles).flatten() for data in datasets])
-    flat = flat - flat.mean(0)
-    square = flat.square().sum(1)
-    out = (square[:, None] + square - 2 * flat @ flat.T).clamp_min(0.0) / flat.shape[1]
-    return out.fill_diagonal_(0.0)
-
-
-def _check_widths(datasets: Sequence[LabeledDataset]) -> None:
+def check_widths(datasets: Sequence[LabeledDataset]) -> None:
+    """Refuse sets whose features have not one width."""
     widths = [(data.name, data.d) for data in datasets]
     if len({d for _, d in widths}) != 1:
         raise ValueError(f"screening needs sets of one width, got {widths or 'none'}")

@@ -9,8 +9,8 @@ import torch
 
 import otdd_flash as otdd
 from otdd_flash.labels import label_distances
-from otdd_flash.selection.screening import screen_then_refine
-from otdd_flash.selection.sliced import Slices, _truncated_poisson, moment_distances
+from otdd_flash.screening import Slices, moment_distances, screen_then_refine
+from otdd_flash.screening.sliced import _truncated_poisson
 from otdd_flash.types import LabeledDataset
 
 

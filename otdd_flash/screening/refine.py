@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
+from otdd_flash.screening.cut import rank_correlation
 
 Item = TypeVar("Item")
 
@@ -62,20 +61,5 @@ def screen_then_refine(
     by_screen = sorted(range(len(items)), key=screened.__getitem__)
     refined = {i: refine(items[i]) for i in by_screen[:count]}
     order = (*sorted(refined, key=refined.__getitem__), *by_screen[count:])
-    return Screened(tuple(items), order, screened, refined, _spearman([screened[i] for i in refined], refined))
-
-
-def _spearman(screened: list[float], refined: dict[int, float]) -> float | None:
-    if len(screened) < 3:
-        return None
-    ranks = [_ranks(torch.tensor(values, dtype=torch.float64)) for values in (screened, list(refined.values()))]
-    centred = [rank - rank.mean() for rank in ranks]
-    scale = float(centred[0].norm() * centred[1].norm())
-    return float(centred[0] @ centred[1]) / scale if scale > 0 else None
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from zero, ties averaged."""
-    _, position, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0).to(torch.float64)
-    return (ends - (counts + 1) / 2)[position]
+    agreement = rank_correlation([screened[i] for i in refined], list(refined.values()))
+    return Screened(tuple(items), order, screened, refined, agreement)
