@@ -87,7 +87,7 @@ class LabeledDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Content key: 32 hex digits over features, labels and weights (not over names, ids or device)."""
+        """Content key of 32 hex digits over features, labels and weights (not over names, ids or device)."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr((tuple(self.x.shape), str(self.x.dtype), self.num_classes)).encode())
         for tensor in (self.x, self.y, self.weights):

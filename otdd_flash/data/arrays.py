@@ -48,7 +48,7 @@ def from_arrays(
         min_class_size: drop classes with fewer samples, with a warning and a count; default none is dropped.
 
     Returns:
-        The data set, on the device of ``X`` (numpy, pandas and lists: on the CPU).
+        The data set, on the device of ``X``; of numpy, pandas and lists on the CPU.
 
     Raises:
         ValueError: zero rows, NaN or infinite features, lengths that differ, real-valued or multi-label targets,

@@ -57,7 +57,7 @@ def load(
             ``image_shape`` for tables.
 
     Returns:
-        The data set (texts: a :class:`TextDataset`, which an embedder makes one); ``ids`` are positions in the split.
+        The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.
 
     Raises:
         TypeError: a name that is not a string.

@@ -74,7 +74,7 @@ class TextDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Content key: 32 hex digits over texts, labels and weights."""
+        """Content key of 32 hex digits over texts, labels and weights."""
         digest = hashlib.blake2b(digest_size=16)
         for text in self.texts:
             encoded = text.encode()

@@ -54,7 +54,7 @@ def from_torch(
             error where ``max_samples`` is not given either.
 
     Returns:
-        The data set (texts: a :class:`TextDataset`); ``ids`` are positions in ``dataset``.
+        The data set, of texts a :class:`TextDataset`; ``ids`` are positions in ``dataset``.
 
     Raises:
         ValueError: a stream without end and without limit, sizes that differ, labels that contradict the samples.

@@ -85,7 +85,7 @@ class DistanceMatrix:
 
     @property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """Pairs without a value: failed, touching a failed set, or left to another shard."""
+        """Pairs without a value; they failed, touch a failed set, or were left to another shard."""
         i, j = torch.triu_indices(len(self), len(self), offset=1)
         gaps = self.values[i, j].isnan()
         return tuple((self.names[p], self.names[q]) for p, q in zip(i[gaps].tolist(), j[gaps].tolist(), strict=True))
@@ -147,7 +147,7 @@ class DistanceMatrix:
 
     @property
     def negative_share(self) -> float:
-        """How far the roots are from Euclidean distances: share of negative eigenvalues of ``-J values J / 2``."""
+        """How far the roots are from Euclidean distances, as the share of negative eigenvalues of ``-J values J / 2``."""
         return geometry.negative_share(self._whole("value"))
 
     def dendrogram(self, method: str = "average") -> tuple[Any, list[int]]:
