@@ -5,20 +5,20 @@ replicate meet the same half of the target. The spread of such half-sample value
 first order (``(1/m - 1/n) = 1/n`` at ``m = n/2``), at a quarter of a bootstrap's cost and without its repeated points,
 and their mean minus the value estimates the value's own bias, which falls like ``1/n`` and would otherwise put small
 candidates too far. Intervals are ``value - bias -+ z std``.
+
+Thousands of candidates are screened first: each is loaded, summed up and forgotten, and the nearest by the screen are
+loaded again for the full distance. Epsilon comes from all of them, so their values do not depend on the screen.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import time
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -35,129 +35,14 @@ from otdd_flash.matrix.settings import Settings, epsilons, make_options
 from otdd_flash.matrix.sources import SetSource, as_sources
 from otdd_flash.matrix.worker import Prepared, cross_cost, self_cost
 from otdd_flash.progress import counter
+from otdd_flash.screening import Screen
+from otdd_flash.screening.cut import Cut, cut, rank_correlation
+from otdd_flash.screening.screener import Screener
+from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 from otdd_flash.sinkhorn import Divergence, divergence
 from otdd_flash.types import LabeledDataset
 
 log = logging.getLogger("otdd_flash")
-
-
-@dataclass(frozen=True, eq=False)
-class RankedSet:
-    """One candidate at its place.
-
-    Args:
-        name: of the candidate.
-        value: squared divergence to the target, in units of the cost.
-        root: its square root.
-        low: lower end of the interval of the value.
-        high: upper end.
-        std: standard deviation of the value from sampling both sets.
-        bias: how much too large the value is for these sample sizes; the interval has it subtracted.
-        p_next: two-sided p-value of the difference to the next candidate; ``None`` for the last.
-        certain: whether that difference is significant at the ranking's level; ``None`` for the last or without
-            replicates.
-        converged: every problem of the value met its tolerance.
-        marginal_error: the worst of them.
-        error: stated absolute error of the value.
-        n: samples.
-        class_names: of the candidate.
-        coupling: ``(c, c')`` mass that the plan sends from each class of the candidate to each class of the target.
-    """
-
-    name: str
-    value: float
-    root: float
-    low: float | None
-    high: float | None
-    std: float | None
-    bias: float | None
-    p_next: float | None
-    certain: bool | None
-    converged: bool
-    marginal_error: float
-    error: float
-    n: int
-    class_names: tuple[str, ...]
-    coupling: Tensor = field(repr=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Ranking:
-    """Candidates from the nearest to the farthest.
-
-    Args:
-        candidates: in order.
-        target: name of the target.
-        target_classes: its class names.
-        level: of intervals and tests.
-        bootstrap: number of half-sample replicates.
-        epsilon: of every problem, in units of the cost.
-        seed: of the draws.
-        failures: candidates that could not be compared.
-        options: of the distances.
-        seconds: wall time.
-    """
-
-    candidates: tuple[RankedSet, ...]
-    target: str
-    target_classes: tuple[str, ...]
-    level: float
-    bootstrap: int
-    epsilon: float
-    seed: int
-    failures: tuple[Failure, ...]
-    options: dict[str, Any] = field(repr=False)
-    seconds: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Candidates from the nearest to the farthest."""
-        return tuple(candidate.name for candidate in self.candidates)
-
-    def __getitem__(self, name: str) -> RankedSet:
-        for candidate in self.candidates:
-            if candidate.name == name:
-                return candidate
-        raise KeyError(f"{name!r} is not ranked; there are {list(self.names)}")
-
-    def matching(self, name: str) -> list[dict[str, Any]]:
-        """For each class of the target, the class of candidate ``name`` that feeds it most, and with what share.
-
-        ``share`` is the fraction of the target class that comes from ``source``; ``sent`` the fraction of ``source``
-        that goes there.
-        """
-        candidate = self[name]
-        shares = candidate.coupling / candidate.coupling.sum(0, keepdim=True)
-        sent = candidate.coupling / candidate.coupling.sum(1, keepdim=True)
-        best = shares.argmax(0).tolist()
-        return [
-            {
-                "target": target, "source": candidate.class_names[i], "share": float(shares[i, j]),
-                "sent": float(sent[i, j]),
-            }
-            for j, (target, i) in enumerate(zip(self.target_classes, best, strict=True))
-        ]  # fmt: skip
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything in JSON's own types."""
-        ranked = [
-            {**{k: v for k, v in vars(c).items() if k not in ("coupling", "class_names")},
-             "class_names": list(c.class_names), "coupling": c.coupling.tolist(), "matching": self.matching(c.name)}
-            for c in self.candidates
-        ]  # fmt: skip
-        return {
-            "target": self.target, "target_classes": list(self.target_classes), "candidates": ranked,
-            "level": self.level, "bootstrap": self.bootstrap, "method": "half-samples of both sets, paired by target",
-            "epsilon": self.epsilon, "seed": self.seed, "options": self.options, "seconds": self.seconds,
-            "failures": [{**asdict(failure), "names": list(failure.names)} for failure in self.failures],
-        }  # fmt: skip
-
-    def to_json(self, path: str | os.PathLike[str]) -> Path:
-        """Write :meth:`to_dict`."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        return path
 
 
 def rank(
@@ -167,6 +52,7 @@ def rank(
     options: DistanceOptions | None = None,
     bootstrap: int = 40,
     level: float = 0.95,
+    screen: Screen | None = None,
     seed: int = 0,
     **overrides: Any,
 ) -> Ranking:
@@ -181,6 +67,8 @@ def rank(
         options: choices as in :func:`otdd_flash.dataset_distance`.
         bootstrap: half-sample replicates behind intervals and p-values; 0 gives the order alone.
         level: of the intervals and of the test between neighbours, in ``(0, 1)``.
+        screen: order all candidates by a cheap distance first and compute the full one for the nearest alone; for
+            thousands of them.
         seed: of all draws.
         **overrides: fields of :class:`~otdd_flash.distance.DistanceOptions`, each over ``options``.
 
@@ -205,18 +93,33 @@ def rank(
     start = time.perf_counter()
     job = _Job(chosen, seed)
     goal = job.load(as_sources({"target": target} if _nameless(target) else [target])[0])
-    sets = job.load_all(as_sources(candidates), goal)
-    if not sets:
+    seen = job.look(as_sources(candidates), goal, screen)
+    if not seen:
         raise ValueError(f"no candidate could be compared: {'; '.join(f.message for f in job.failures)}")
-    settings = _settings(chosen, sets, goal)
+    settings = _settings(chosen, [item.moments for item in seen], goal)
+    kept = None if screen is None else cut([item.screened for item in seen], screen)
+    screened = time.perf_counter() - start
+    sets = job.load_all(seen if kept is None else [seen[i] for i in kept.kept])
     found, replicates = job.solve(settings, sets, goal, bootstrap)
     ranking = Ranking(
         candidates=_ordered(found, replicates, level), target=goal.name, target_classes=goal.class_names, level=level,
         bootstrap=bootstrap, epsilon=settings.epsilon, seed=seed, failures=tuple(job.failures),
         options=options_record(chosen), seconds=time.perf_counter() - start,
     )  # fmt: skip
+    if screen is not None and kept is not None:
+        ranking = _with_screening(ranking, seen, screen, kept, screened)
     _report(ranking, chosen)
     return ranking
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A candidate after the first look: in memory, or (screened) to be loaded again where it is kept."""
+
+    source: SetSource
+    moments: Moments
+    dataset: LabeledDataset | None
+    screened: float
 
 
 @dataclass
@@ -236,21 +139,42 @@ class _Job:
             dataset = subsample(dataset, self.options.max_samples, seed=self.seed)
         return dataset if self.options.device is None else dataset.to(self.options.device)
 
-    def load_all(self, sources: Sequence[SetSource], goal: LabeledDataset) -> list[LabeledDataset]:
+    def look(self, sources: Sequence[SetSource], goal: LabeledDataset, screen: Screen | None) -> list[_Seen]:
         """Candidates that can be compared with ``goal``; the others become failures."""
         from otdd_flash.labels import check_pair
 
+        screener = None if screen is None else _screener(screen, self.options, goal, self.seed)
+        own = None if screener is None else screener.sketch(goal)
+        found = []
+        with counter("screen", len(sources), enabled=screen is not None and bool(self.options.progress)) as step:
+            for source in sources:
+                try:
+                    dataset = self.load(source)
+                    check_pair(dataset, goal)
+                    moments = Moments.of(dataset)
+                    if screener is None or own is None:
+                        found.append(_Seen(source, moments, dataset, math.nan))
+                    else:
+                        value = screener.distance(own, screener.sketch(dataset))
+                        found.append(_Seen(source, moments, None, math.inf if math.isnan(value) else value))
+                except Exception as error:  # whatever a user's loader raises, the other candidates are still ranked
+                    self._failed(source, error)
+                step()
+        return found
+
+    def load_all(self, seen: Sequence[_Seen]) -> list[LabeledDataset]:
+        """Those that are to be compared, in memory."""
         loaded = []
-        for source in sources:
+        for item in seen:
             try:
-                dataset = self.load(source)
-                check_pair(dataset, goal)
-            except Exception as error:  # whatever a user's loader raises, the other candidates are still ranked
-                self.failures.append(Failure((source.name,), type(error).__name__, str(error)))
-                log.warning("%s failed: %s", source.name, error)
-            else:
-                loaded.append(dataset)
+                loaded.append(self.load(item.source) if item.dataset is None else item.dataset)
+            except Exception as error:  # likewise
+                self._failed(item.source, error)
         return loaded
+
+    def _failed(self, source: SetSource, error: Exception) -> None:
+        self.failures.append(Failure((source.name,), type(error).__name__, str(error)))
+        log.warning("%s failed: %s", source.name, error)
 
     def solve(
         self, settings: Settings, sets: Sequence[LabeledDataset], goal: LabeledDataset, bootstrap: int
@@ -272,10 +196,27 @@ class _Job:
         return found, replicates
 
 
-def _settings(options: DistanceOptions, sets: Sequence[LabeledDataset], goal: LabeledDataset) -> Settings:
+def _settings(options: DistanceOptions, theirs: Sequence[Moments], goal: LabeledDataset) -> Settings:
     """One epsilon for all candidates."""
-    theirs, ours = [Moments.of(dataset) for dataset in sets], Moments.of(goal)
+    ours = Moments.of(goal)
     return Settings(options, **epsilons(options, [*theirs, ours], [(moments, ours) for moments in theirs]))
+
+
+def _screener(screen: Screen, options: DistanceOptions, goal: LabeledDataset, seed: int) -> Screener:
+    """Seen from the target alone: a candidate's screening distance does not depend on the other candidates."""
+    ours = Moments.of(goal)
+    labelled = options.label_distance is not None and options.label_weight > 0
+    weights = (options.feature_weight, options.label_weight if labelled else 0.0)
+    return Screener(screen, ours.mean.to(goal.x.device), float(ours.spread), weights, seed)
+
+
+def _with_screening(ranking: Ranking, seen: Sequence[_Seen], screen: Screen, kept: Cut, seconds: float) -> Ranking:
+    """The ranking with what the screen saw of all candidates."""
+    values = {item.source.name: item.screened for item in sorted(seen, key=lambda item: item.screened)}
+    candidates = tuple(replace(item, screened=values[item.name]) for item in ranking.candidates)
+    agreement = rank_correlation([values[item.name] for item in candidates], [item.value for item in candidates])
+    report = RankScreening(screen, values, ranking.names, kept.near_ties, kept.left, agreement, seconds)
+    return replace(ranking, candidates=candidates, screening=report)
 
 
 def _prepared(dataset: LabeledDataset, settings: Settings) -> tuple[Prepared, Divergence | None]:
