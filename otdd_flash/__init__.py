@@ -48,6 +48,7 @@ _EXPORTS = {
     "screening_matrix": "otdd_flash.screening",
     "screen_then_refine": "otdd_flash.screening",
     "Screen": "otdd_flash.screening",
+    "report": "otdd_flash.reporting",
     "DistributionShiftError": "otdd_flash.errors",
     "NotConvergedError": "otdd_flash.errors",
     "NotConvergedWarning": "otdd_flash.errors",

@@ -16,19 +16,14 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import optional_import
+from otdd_flash.palette import COLOURS, Theme
 
 if TYPE_CHECKING:
     from otdd_flash.matrix import DistanceMatrix
 
-Theme = Literal["light", "dark"]
-
-_INK = {"light": "#1f2328", "dark": "#e6e8eb"}
-_MUTED = {"light": "#8a9099", "dark": "#7d858f"}
-_GROUND = {"light": "#ffffff", "dark": "#15181c"}
-_ACCENT = {"light": "#1f5fa8", "dark": "#7fb3e8"}
-_GAP = {"light": "#e8eaed", "dark": "#2a2f36"}
-_COLOURS = {"light": "Blues", "dark": "Blues_r"}  # little is near the ground's own colour in both
+_MAPS = {"light": "Blues", "dark": "Blues_r"}  # little is near the ground's own colour in both
 _ANNOTATED = 16  # cells a side up to which numbers are written into a heat map
+_LONGEST = 32  # characters of a name; the rest of a longer one is left out
 
 
 def heat_map(
@@ -69,6 +64,58 @@ def class_coupling(
     return _cells(shares, source_names, target_names, title, theme, axes=("source", "target"), form=".2f")
 
 
+def class_distances(
+    table: Tensor, source_names: Sequence[str], target_names: Sequence[str], *, theme: Theme = "light"
+) -> Any:
+    """Distances between the classes of two sets: the roots of a table of squared ones.
+
+    Args:
+        table: ``(c, c')`` squared distances, as :attr:`otdd_flash.labels.LabelDistances.source_target`.
+        source_names: ``c`` names.
+        target_names: ``c'`` names.
+        theme: ``light`` or ``dark``.
+    """
+    if tuple(table.shape) != (len(source_names), len(target_names)):
+        raise ValueError(
+            f"table is {tuple(table.shape)} for {len(source_names)} source and {len(target_names)} target names"
+        )
+    roots = table.double().clamp_min(0).sqrt()
+    return _cells(roots, source_names, target_names, "distance of classes", theme, axes=("source", "target"))
+
+
+def value_histogram(
+    scores: Tensor, *, marked: Sequence[float] = (), label: str = "sample value", theme: Theme = "light"
+) -> Any:
+    """How the values of samples are spread; right of zero is what takes the pool away from the target.
+
+    Args:
+        scores: ``(n,)`` from :meth:`otdd_flash.selection.values.SampleValues.scores`.
+        marked: scores to mark on the axis, such as those of samples shown beside the figure.
+        label: of the axis.
+        theme: ``light`` or ``dark``.
+
+    Raises:
+        ValueError: no scores, or some that are not finite.
+    """
+    values = torch.as_tensor(scores).detach().double().flatten().cpu()
+    if not values.numel() or not bool(values.isfinite().all()):
+        raise ValueError("scores must be finite numbers, at least one")
+    bins = min(60, max(10, math.isqrt(values.numel()) * 2))
+    with _figure(theme, 5.6, 2.7) as (figure, axes):
+        axes.hist(values.numpy(), bins=bins, color=COLOURS[theme]["accent"])
+        axes.axvline(0, color=COLOURS[theme]["ink"], linewidth=0.8, linestyle=(0, (4, 3)))
+        if marked:
+            across = axes.get_xaxis_transform()
+            axes.plot(
+                list(marked), [-0.03] * len(marked), "|", transform=across, color=COLOURS[theme]["ink"], clip_on=False
+            )
+        axes.set_xlabel(label)
+        axes.set_ylabel("samples")
+        axes.tick_params(axis="x", pad=8)
+        _only(axes, "bottom", "left")
+    return figure
+
+
 def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme = "light") -> Any:
     """The tree of the sets; a joint stands at the distance between its two groups.
 
@@ -82,9 +129,9 @@ def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme 
     drawn = hierarchy.dendrogram(tree, no_plot=True)
     with _figure(theme, 6.4, 1.2 + 0.34 * len(matrix)) as (figure, axes):
         for heights, places in zip(drawn["dcoord"], drawn["icoord"], strict=True):
-            axes.plot(heights, places, color=_ACCENT[theme], linewidth=1.6, solid_joinstyle="miter")
+            axes.plot(heights, places, color=COLOURS[theme]["accent"], linewidth=1.6, solid_joinstyle="miter")
         leaves = [matrix.names[i] for i in drawn["leaves"]]
-        axes.set_yticks([5 + 10 * i for i in range(len(leaves))], leaves)
+        axes.set_yticks([5 + 10 * i for i in range(len(leaves))], _short(leaves))
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(0, 10 * len(leaves))
         axes.set_xlim(left=0)
@@ -109,8 +156,8 @@ def set_map(
     found = matrix.mds(seed) if method == "mds" else matrix.tsne(seed)
     x, y = found.points.T.tolist()
     with _figure(theme, 5.6, 5.2) as (figure, axes):
-        axes.scatter(x, y, s=42, color=_ACCENT[theme], zorder=2)
-        for name, *place in zip(matrix.names, x, y, strict=True):
+        axes.scatter(x, y, s=42, color=COLOURS[theme]["accent"], zorder=2)
+        for name, *place in zip(_short(matrix.names), x, y, strict=True):
             axes.annotate(name, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
         axes.margins(0.15)
         axes.set_xticks([])
@@ -155,11 +202,13 @@ def _cells(
     high = high if high > low else low + 1.0
     width, height = (1.6 + 0.62 * max(len(names), 3) for names in (columns, rows))
     with _figure(theme, min(width + 1.2, 24), min(height, 22)) as (figure, panel):
-        panel.set_facecolor(_GAP[theme])
-        colours = matplotlib.colormaps[_COLOURS[theme]].with_extremes(bad=_GAP[theme], under=_GROUND[theme])
+        panel.set_facecolor(COLOURS[theme]["gap"])
+        colours = matplotlib.colormaps[_MAPS[theme]].with_extremes(
+            bad=COLOURS[theme]["gap"], under=COLOURS[theme]["ground"]
+        )
         image = panel.imshow(numbers.numpy(), cmap=colours, vmin=low, vmax=high, aspect="equal" if square else "auto")
-        panel.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor")
-        panel.set_yticks(range(len(rows)), rows)
+        panel.set_xticks(range(len(columns)), _short(columns), rotation=45, ha="right", rotation_mode="anchor")
+        panel.set_yticks(range(len(rows)), _short(rows))
         panel.tick_params(length=0)
         if axes is not None:
             panel.set_ylabel(axes[0])
@@ -182,30 +231,37 @@ def _write_numbers(
     for i, row in enumerate(numbers.tolist()):
         for j, value in enumerate(row):
             if not math.isfinite(value):
-                panel.text(j, i, "–", ha="center", va="center", color=_MUTED[theme], fontsize=8)
+                panel.text(j, i, "–", ha="center", va="center", color=COLOURS[theme]["muted"], fontsize=8)
                 continue
             red, green, blue, _ = colours((value - low) / (high - low))
             light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
-            shade = _INK["light"] if light else _INK["dark"]
+            shade = COLOURS["light"]["ink"] if light else COLOURS["dark"]["ink"]
             panel.text(j, i, f"{value:{form}}", ha="center", va="center", color=shade, fontsize=8)
 
 
 @contextmanager
 def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, Any]]:
     """A figure with one panel in the theme's colours; matplotlib's own settings are left alone."""
-    if theme not in _INK:
+    if theme not in COLOURS:
         raise ValueError(f"theme must be light or dark, got {theme!r}")
     matplotlib = optional_import("matplotlib", needed_for="a figure", extra="plots")
     figures = optional_import("matplotlib.figure", needed_for="a figure", extra="plots")
-    ink, ground = _INK[theme], _GROUND[theme]
+    ink, muted, ground = (COLOURS[theme][name] for name in ("ink", "muted", "ground"))
     style = {
         "figure.facecolor": ground, "axes.facecolor": ground, "text.color": ink, "axes.labelcolor": ink,
-        "axes.edgecolor": _MUTED[theme], "xtick.color": _MUTED[theme], "ytick.color": _MUTED[theme],
-        "xtick.labelcolor": ink, "ytick.labelcolor": ink, "font.size": 10, "axes.titlesize": 10,
+        "axes.edgecolor": muted, "font.size": 10, "axes.titlesize": 10,
+        "text.parse_math": False,  # a class may be called $x_{
     }  # fmt: skip
     with matplotlib.rc_context(style):
         figure = figures.Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.add_subplot()
+        axes = figure.add_subplot()
+        axes.tick_params(color=muted, labelcolor=ink)  # ticks are made when drawn, after these settings are gone
+        yield figure, axes
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Names that leave room for the figure."""
+    return [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names]
 
 
 def _only(axes: Any, *kept: str) -> None:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "otdd_flash"
 
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
-    {"checks", "errors", "types", "cost", "progress"},
+    {"checks", "errors", "types", "cost", "progress", "palette"},
     {"kernels", "data", "reference"},
     {"ops"},
     {"sinkhorn"},
@@ -26,7 +26,8 @@ LAYERS = [
     {"differentiable"},
     {"matrix", "flows"},
     {"selection"},
-    {"report", "plots"},
+    {"plots"},
+    {"reporting"},
     {"cli"},
 ]
 LAYER_OF = {unit: level for level, units in enumerate(LAYERS) for unit in units}

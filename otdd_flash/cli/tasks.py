@@ -104,6 +104,12 @@ TASKS = {
             schema="otdd_flash.cli.selection_config:CheckConfig",
         ),
         Task(
+            name="report",
+            summary="one self-contained HTML page on a distance, or on results of earlier runs",
+            function="otdd_flash.cli.report:run",
+            schema="otdd_flash.cli.report_config:ReportConfig",
+        ),
+        Task(
             name="bench",
             summary="time the solver on this machine; tune=true refines the kernels' configuration for its GPU",
             function="otdd_flash.cli.bench:run",
