@@ -142,43 +142,27 @@ class OutputConfig:
 
 
 @dataclass
-class DistanceConfig:
-    """``otdd distance``."""
+class ScreenConfig:
+    """A cheap distance in front of the full one; every key is a field of :class:`otdd_flash.Screen`."""
 
-    source: DatasetConfig = field(default_factory=DatasetConfig)
-    target: DatasetConfig = field(default_factory=DatasetConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
-    solver: SolverConfig = field(default_factory=SolverConfig)
-    convention: ConventionConfig = field(default_factory=ConventionConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    max_samples: int | None = None
-    """For both sides, unless a side has its own."""
-    data_root: str | None = None
-    """For both sides, unless a side has its own."""
-    resize: list[int] | None = None
-    """[h, w] of pictures, for both sides, unless a side has its own."""
-    device: str | None = None
-    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
-    seed: int = 0
-    strict: bool = False
-    """Exit code 4 when the result is not converged."""
-    cache_dir: str | None = None
-    """Folder that keeps label-distance tables between runs."""
-    progress: bool | None = None
-    """Progress on stderr; null shows it on a terminal."""
+    keep: Any = None
+    """How many get the full distance: of the candidates of a ranking (a count, or a fraction), of the neighbours of
+    each set of a matrix (a count); null for all."""
+    margin: float = 0.1
+    """Near ties at the cut are kept as well."""
+    method: str = "sliced"
+    """sliced or moments."""
+    projections: int = 500
+    quantiles: int = 64
 
 
 @dataclass
-class MatrixConfig:
-    """``otdd matrix``."""
+class DataConfig:
+    """What every task on data sets has."""
 
-    datasets: list[Any] = MISSING
-    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    """What is fitted (pca, standardize) is fitted on the first set."""
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
-    solver: SolverConfig = field(default_factory=SolverConfig)
+    """What is fitted (pca, standardize) is fitted once, for all sets: on features.fit_on of two, the first of many,
+    or the target of a ranking."""
     output: OutputConfig = field(default_factory=OutputConfig)
     max_samples: int | None = None
     """For all sets, unless one has its own."""
@@ -186,6 +170,41 @@ class MatrixConfig:
     """For all sets, unless one has its own."""
     resize: list[int] | None = None
     """[h, w] of pictures, for all sets, unless one has its own."""
+    device: str | None = None
+    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
+    seed: int = 0
+
+
+@dataclass
+class SolvedConfig(DataConfig):
+    """What every task has that solves for distances."""
+
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    progress: bool | None = None
+    """Progress on stderr; null shows it on a terminal."""
+    strict: bool = False
+    """Exit code 4 when a result is not converged."""
+
+
+@dataclass
+class DistanceConfig(SolvedConfig):
+    """``otdd distance``."""
+
+    source: DatasetConfig = field(default_factory=DatasetConfig)
+    target: DatasetConfig = field(default_factory=DatasetConfig)
+    convention: ConventionConfig = field(default_factory=ConventionConfig)
+    cache_dir: str | None = None
+    """Folder that keeps label-distance tables between runs."""
+
+
+@dataclass
+class MatrixConfig(SolvedConfig):
+    """``otdd matrix``; device: cuda is all GPUs that are visible."""
+
+    datasets: list[Any] = MISSING
+    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
+    screen: ScreenConfig = field(default_factory=ScreenConfig)
     folder: str | None = None
     """Where finished pairs are kept and found again; null for the run's own folder."""
     workers: int | None = None
@@ -194,44 +213,20 @@ class MatrixConfig:
     """i/N: this part of the work, i from 0; all parts share folder."""
     collect: bool = False
     """Compute nothing: put together what is finished in folder."""
-    device: str | None = None
-    """cpu, cuda (all that are visible), cuda:1, ...; null takes GPUs where there are any."""
-    seed: int = 0
-    strict: bool = False
-    """Exit code 4 when a pair is not converged."""
-    progress: bool | None = None
-    """Progress on stderr; null shows it on a terminal."""
 
 
 @dataclass
-class RankConfig:
+class RankConfig(SolvedConfig):
     """``otdd rank``."""
 
     target: DatasetConfig = field(default_factory=DatasetConfig)
     candidates: list[Any] = MISSING
     """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    """What is fitted (pca, standardize) is fitted on the target."""
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
-    solver: SolverConfig = field(default_factory=SolverConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
+    screen: ScreenConfig = field(default_factory=ScreenConfig)
     bootstrap: int = 40
     """Half-sample replicates behind intervals and p-values; 0 gives the order alone."""
     level: float = 0.95
     """Of the intervals and of the test between neighbours."""
-    max_samples: int | None = None
-    """For all sets, unless one has its own."""
-    data_root: str | None = None
-    """For all sets, unless one has its own."""
-    resize: list[int] | None = None
-    """[h, w] of pictures, for all sets, unless one has its own."""
-    device: str | None = None
-    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
-    seed: int = 0
-    strict: bool = False
-    """Exit code 4 when a distance is not converged."""
-    progress: bool | None = None
-    """Progress on stderr; null shows it on a terminal."""
 
 
 @dataclass

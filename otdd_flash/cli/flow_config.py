@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from otdd_flash.cli.config import DatasetConfig, FeaturesConfig, LabelsConfig, OutputConfig, SolverConfig
+from otdd_flash.cli.config import DataConfig, DatasetConfig, LabelsConfig, SolverConfig
 
 
 @dataclass
@@ -65,18 +65,16 @@ class PicturesConfig:
 
 
 @dataclass
-class FlowConfig:
+class FlowConfig(DataConfig):
     """``otdd flow``."""
 
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     labels: LabelsConfig = field(default_factory=LabelsConfig)
     solver: SolverConfig = field(default_factory=SolverConfig)
     dynamics: DynamicsConfig = field(default_factory=DynamicsConfig)
     stepper: StepperConfig = field(default_factory=StepperConfig)
     pictures: PicturesConfig = field(default_factory=PicturesConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
     steps: int = 50
     """Moves in all, those before a resume included."""
     projection: str = "auto"
@@ -96,15 +94,5 @@ class FlowConfig:
     """Part of the target that the transfer check tests on; null for the target's own samples."""
     transfer_neighbours: int = 5
     """Of the transfer check's classifier; 0 for no check."""
-    max_samples: int | None = None
-    """For both sides, unless a side has its own."""
-    data_root: str | None = None
-    """For both sides, unless a side has its own."""
-    resize: list[int] | None = None
-    """[h, w] of pictures, for both sides, unless a side has its own."""
-    device: str | None = None
-    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
-    seed: int = 0
-    """Of subsampling and noise."""
     progress: bool | None = None
     """Progress on stderr; null shows it on a terminal."""

@@ -11,12 +11,12 @@ import torch
 
 from otdd_flash.cli.config import RankConfig
 from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
-from otdd_flash.cli.sets import Common, sources, target_source
+from otdd_flash.cli.sets import Common, make_screen, sources, target_source
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 
 if TYPE_CHECKING:
-    from otdd_flash.selection.rank import RankedSet, Ranking
+    from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 
 
 def run(config: RankConfig, job: Job) -> None:
@@ -34,7 +34,8 @@ def run(config: RankConfig, job: Job) -> None:
     goal = target_source(config.target, common, config.features, device)
     sets = sources(config.candidates, common, config.features, device, fitted_on=config.target)
     ranking = rank(
-        sets, goal, bootstrap=config.bootstrap, level=config.level, seed=config.seed, device=device,
+        sets, goal, bootstrap=config.bootstrap, level=config.level, screen=make_screen(config.screen), seed=config.seed,
+        device=device,
         label_distance=config.labels.distance, label_epsilon=config.labels.epsilon, label_weight=config.labels.weight,
         feature_weight=config.features.weight, **asdict(config.solver),
         progress=sys.stderr.isatty() if config.progress is None else config.progress,
@@ -66,6 +67,8 @@ def _rows(ranking: Ranking) -> list[Row]:
     if ranking.bootstrap:
         made = f"{ranking.bootstrap} half-samples of both sets"
         rows.append(("intervals", f"{ranking.level:.0%}, of the squared distance less its sampling bias, from {made}"))
+    if ranking.screening is not None:
+        rows.append(("screened", _screened(ranking.screening)))
     rows += [("epsilon", f"{ranking.epsilon:.6g}"), ("time", format_seconds(ranking.seconds))]
     nearest = ranking.candidates[0]
     lines = [f"{m['target']} <- {m['source']} ({m['share']:.0%})" for m in ranking.matching(nearest.name)]
@@ -73,6 +76,19 @@ def _rows(ranking: Ranking) -> list[Row]:
     if ranking.failures:
         rows.append(("failed", "\n".join(f"{f.names[0]}: {f.error}: {f.message}" for f in ranking.failures)))
     return rows
+
+
+def _screened(found: RankScreening) -> str:
+    """How many were looked at, how many got the full distance, how well both agree, which came next."""
+    ties = f", {found.near_ties} of them near ties at the cut" if found.near_ties else ""
+    lines = [f"{len(found.values)} by the {found.screen.method} distance; the full one for {len(found.refined)}{ties}"]
+    if found.ties_left:
+        lines.append(f"{found.ties_left} more are within the margin of the cut: raise screen.keep")
+    if found.rank_correlation is not None:
+        lines.append(f"rank correlation of both over the {len(found.refined)}: {found.rank_correlation:.2f}")
+    rest = [name for name in found.values if name not in found.refined]
+    shown = ", ".join(rest[:5]) + (", ..." if len(rest) > 5 else "")
+    return "\n".join([*lines, f"next by the screen: {shown}"] if rest else lines)
 
 
 def _line(item: RankedSet) -> str:

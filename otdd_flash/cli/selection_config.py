@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from otdd_flash.cli.config import DatasetConfig, DistanceConfig, FeaturesConfig, OutputConfig
+from otdd_flash.cli.config import DataConfig, DatasetConfig, DistanceConfig
 
 
 @dataclass
@@ -59,20 +59,9 @@ class GateConfig:
 
 
 @dataclass
-class CheckConfig:
-    """``otdd check``: source is the reference, target the batch."""
+class CheckConfig(DataConfig):
+    """``otdd check``: source is the reference, target the batch; the gate draws from the max_samples rows loaded."""
 
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     gate: GateConfig = field(default_factory=GateConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    max_samples: int | None = None
-    """Rows to load for both sides, unless a side has its own; the gate draws from them."""
-    data_root: str | None = None
-    """For both sides, unless a side has its own."""
-    resize: Any = None
-    """[h, w] of pictures, for both sides, unless a side has its own."""
-    device: str | None = None
-    """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
-    seed: int = 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from otdd_flash.cli.config import DatasetConfig, FeaturesConfig
+from otdd_flash.cli.config import DatasetConfig, FeaturesConfig, ScreenConfig
 from otdd_flash.cli.data import load_side, make_features
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
     from otdd_flash.matrix import SetSource
+    from otdd_flash.screening import Screen
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def sources(
     """All sets of a task, each loaded and brought to its features by whoever needs it.
 
     Args:
-        entries: as :func:`entry` takes them.
+        entries: as :func:`entry` takes them; a path with ``*`` is one entry for each file that matches.
         common: what they share.
         features: of all sets; what is fitted (``pca``, ``standardize`` without constants) is fitted once, for all.
         device: of embedders.
@@ -77,9 +80,29 @@ def sources(
         raise ValueError("there are no data sets: name some, as [mnist,usps]")
     if features.fit_on != "source" or features.target_embedder is not None:
         raise ValueError("many sets have no sides: leave features.fit_on and features.target_embedder as they are")
-    named = [entry(given, common) for given in entries]
+    named = [entry(single, common) for given in entries for single in _matches(given)]
     first = (fitted_on or named[0][1]) if _fits(features) else None
     return [SetSource(name, Loader(config, common.seed, features, first, device)) for name, config in named]
+
+
+def _matches(given: Any) -> list[Any]:
+    """An entry whose path has a ``*`` as entries for the files that match, named without what their names share.
+
+    Raises:
+        ValueError: nothing matches.
+    """
+    settings = dict(given) if isinstance(given, dict) else {"name": given}
+    kind, colon, path = str(settings.get("name")).partition(":")
+    pattern = path if colon else str(settings.get("path"))
+    if "*" not in pattern:
+        return [given]
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise ValueError(f"no file matches {pattern!r}")
+    base, ending = pattern.partition("*")[0], pattern.rpartition("*")[2]
+    start = len(os.path.dirname(base)) + 1 if os.path.dirname(base) else 0
+    titles = [name[start : len(name) - len(ending)] or name for name in found]
+    return [{**settings, "name": kind, "path": name, "as": title} for name, title in zip(found, titles, strict=True)]
 
 
 def target_source(config: DatasetConfig, common: Common, features: FeaturesConfig, device: str) -> SetSource:
@@ -87,6 +110,13 @@ def target_source(config: DatasetConfig, common: Common, features: FeaturesConfi
     from otdd_flash.matrix import SetSource
 
     return SetSource(_title(config), Loader(config, common.seed, features, None, device))
+
+
+def make_screen(config: ScreenConfig) -> Screen | None:
+    """The screen that the config asks for, if any."""
+    from otdd_flash.screening import Screen
+
+    return None if config.keep is None else Screen(**asdict(config))
 
 
 @dataclass(frozen=True)
