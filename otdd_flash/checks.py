@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 
 def check_number(name: str, value: Any, *, low: float = 0.0, high: float = math.inf, optional: bool = False) -> None:
     """Refuse what is not a number in ``(low, high)``.
@@ -45,6 +47,48 @@ def check_flag(name: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse what is none of the ``known`` words.
+
+    Raises:
+        ValueError: another value.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+def check_device(name: str, value: Any) -> None:
+    """Refuse what names no kind of device; ``None`` is allowed. Whether it is there, :func:`check_visible` tells.
+
+    Raises:
+        TypeError: neither a string nor a ``torch.device``.
+        ValueError: no such kind of device.
+    """
+    if value is None:
+        return
+    if not isinstance(value, str | torch.device):
+        raise TypeError(f"{name} must be a string such as 'cpu', 'cuda' or 'cuda:1', or None, got {value!r}")
+    try:
+        torch.device(value)
+    except RuntimeError as error:
+        raise ValueError(f"{name} must be cpu, cuda, cuda:1, ... or None, got {value!r}") from error
+
+
+def check_visible(name: str, value: str | torch.device | None) -> None:
+    """Refuse a CUDA device that torch does not see.
+
+    Raises:
+        ValueError: no CUDA device at all, or none of that number.
+    """
+    device = torch.device("cpu" if value is None else value)
+    if device.type != "cuda":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        seen = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+        raise ValueError(f"{name}={str(value)!r} was asked for, but torch sees {seen}; leave it out, or give 'cpu'")
 
 
 def _is_real(value: Any) -> bool:

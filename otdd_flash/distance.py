@@ -9,17 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 import otdd_flash
 from otdd_flash.augment import augment
-from otdd_flash.checks import check_count, check_flag, check_number
+from otdd_flash.checks import check_choice, check_count, check_device, check_flag, check_number, check_visible
 from otdd_flash.conventions import MicrosoftConvention, refuse_decided
 from otdd_flash.cost import DotProductCost
-from otdd_flash.labels import LabelDistances, LabelSinkhorn, label_distances
+from otdd_flash.labels import ClassNames, LabelDistances, LabelSinkhorn, label_distances
 from otdd_flash.ops import Backend, Memory, Precision
 from otdd_flash.progress import progress_bar
 from otdd_flash.sinkhorn import (
@@ -34,7 +34,14 @@ from otdd_flash.types import LabeledDataset, Potentials
 
 log = logging.getLogger("otdd_flash")
 
-LabelDistance = Literal["gaussian", "gaussian_diag", "means", "sinkhorn"] | LabelDistances | Tensor | Callable | None
+LabelDistance = (
+    Literal["gaussian", "gaussian_diag", "means", "sinkhorn", "names"]
+    | ClassNames
+    | LabelDistances
+    | Tensor
+    | Callable
+    | None
+)
 SMALL_SAMPLE = 1000
 
 
@@ -46,8 +53,9 @@ class DistanceOptions:
         epsilon: regularisation in units of the cost; ``None`` takes ``relative_epsilon``.
         relative_epsilon: regularisation as a fraction of the mean cost under the independent coupling.
         label_distance: ``gaussian`` (full Bures), ``gaussian_diag``, ``means``, ``sinkhorn`` (debiased class-to-class
-            divergence), a :class:`~otdd_flash.labels.LabelDistances` or table given ahead, a callable of two class
-            samples, or ``None`` for features alone.
+            divergence), ``names`` or a :class:`~otdd_flash.labels.ClassNames` (class names embedded as text), a
+            :class:`~otdd_flash.labels.LabelDistances` or table given ahead, a callable of two class samples, or
+            ``None`` for features alone.
         label_epsilon: regularisation of the class-to-class problems (``sinkhorn`` only); ``None`` for a fraction
             of their mean cost.
         feature_weight: factor of the squared feature distance.
@@ -107,6 +115,9 @@ class DistanceOptions:
             check_number(name, getattr(self, name), low=-math.inf)
         for name in ("debiased", "strict", "progress"):
             check_flag(name, getattr(self, name))
+        for name, choices in (("precision", Precision), ("memory", Memory), ("backend", Backend)):
+            check_choice(name, getattr(self, name), get_args(choices))
+        check_device("device", self.device)
         check_count("max_samples", self.max_samples, optional=True)
         check_count("memory_budget", self.memory_budget, optional=True, least=0)
         check_count("seed", self.seed, least=0)
@@ -308,6 +319,7 @@ def _check_sides(source: LabeledDataset, target: LabeledDataset) -> None:
 
 
 def _place(side: LabeledDataset, options: DistanceOptions) -> LabeledDataset:
+    check_visible("device", options.device)
     if side.x.requires_grad:  # the graph is the business of differentiable_distance
         side = replace(side, x=side.x.detach())
     if options.max_samples is not None and side.n > options.max_samples:

@@ -32,11 +32,30 @@ A, B = otdd.from_arrays(X, np.arange(12) % 3), otdd.from_arrays(Y, np.arange(10)
         ("reach", 1e200, ValueError),
         ("feature_weight", None, TypeError),
         ("options", 3, TypeError),
+        ("precision", "fp128", ValueError),
+        ("precision", None, ValueError),
+        ("memory", "huge", ValueError),
+        ("backend", "jax", ValueError),
+        ("device", "abc", ValueError),
+        ("device", 3.5, TypeError),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=name):
         otdd.dataset_distance(A, B, **{name: value})
+
+
+def test_what_would_do_is_named() -> None:
+    with pytest.raises(ValueError, match=r"precision must be one of auto, fp64, fp32, .*, got 'fp128'"):
+        otdd.dataset_distance(A, B, precision="fp128")
+    with pytest.raises(ValueError, match=r"device must be cpu, cuda, cuda:1, \.\.\. or None, got 'abc'"):
+        otdd.dataset_distance(A, B, device="abc")
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_number() -> None:
+    missing = f"cuda:{torch.cuda.device_count() if torch.cuda.is_available() else 0}"
+    with pytest.raises(ValueError, match=f"device='{missing}' was asked for, but torch sees"):
+        otdd.dataset_distance(A, B, device=missing)
 
 
 def test_an_epsilon_beyond_the_digits_is_refused_at_once() -> None:

@@ -14,12 +14,14 @@ from torch import Tensor
 from otdd_flash.labels.cache import cache_path, check_writable, keep, load_cached
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
+from otdd_flash.labels.names import ClassNames, names_table
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.sinkhorn import Progress
 from otdd_flash.types import LabeledDataset
 
 METHODS = ("means", "gaussian_diag", "gaussian", "sinkhorn")
+"""Label distances between the samples of classes, by name; ``names`` is one between what they are called."""
 _MOMENT_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
 
 _HASHED_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
@@ -38,15 +40,17 @@ def label_distances(
 ) -> LabelDistances:
     """Squared distances between all classes of two labelled data sets, ``W[l, l'] ~ W_2^2(class l, class l')``.
 
+    ``names`` alone looks at class names instead of samples, see :class:`ClassNames`.
+
     Args:
         source: first data set.
         target: second data set, of the same feature width.
-        method: ``means``, ``gaussian_diag``, ``gaussian`` (Bures) or ``sinkhorn``; or precomputed tables (joint
-            ``(c + c', c + c')``, the triple source-source, source-target, target-target, or a
-            :class:`LabelDistances`); or a callable ``(points, points) -> squared distance``, of four parameters
-            ``(points, points, weights, weights)`` where weights matter.
+        method: ``means``, ``gaussian_diag``, ``gaussian`` (Bures) or ``sinkhorn``; ``names`` or a :class:`ClassNames`
+            with embedder and scale; or precomputed tables (joint ``(c + c', c + c')``, the triple source-source,
+            source-target, target-target, or a :class:`LabelDistances`); or a callable ``(points, points) -> squared
+            distance``, of four parameters ``(points, points, weights, weights)`` where weights matter.
         sinkhorn: epsilon and solver of ``method="sinkhorn"``.
-        cache_dir: folder that keeps tables between runs; not used for callables and precomputed tables.
+        cache_dir: folder that keeps tables between runs; not used for names, callables and precomputed tables.
         progress: called with (stage, passes, worst marginal error) by ``sinkhorn``.
 
     Returns:
@@ -54,7 +58,7 @@ def label_distances(
 
     Raises:
         ValueError: feature widths or devices that differ, an unknown method, tables that do not fit, a ``cache_dir``
-            that cannot be written.
+            that cannot be written, class names that are no words where ``names`` compares them.
         TypeError: a ``method`` of no such kind, a callable of another signature or result.
     """
     names = source.class_names, target.class_names
@@ -63,12 +67,15 @@ def label_distances(
             method.source_source, method.source_target, method.target_target, *names, method.method,
             method.parameters, method.certificate,
         )  # fmt: skip
+    if isinstance(method, ClassNames) or (isinstance(method, str) and method == "names"):
+        check_pair(source, target)
+        return names_table(source, target, ClassNames() if isinstance(method, str) else method)
     if not isinstance(method, str) and not callable(method):
         return _given_tables(method, *names)
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(
-            f"label distance method {method!r} is unknown: give one of {', '.join(METHODS)}, precomputed tables or a "
-            "callable"
+            f"label distance method {method!r} is unknown: give one of {', '.join(METHODS)}, names, precomputed tables "
+            "or a callable"
         )
     check_pair(source, target)
     settings = sinkhorn or LabelSinkhorn()
@@ -118,7 +125,7 @@ def _given_tables(tables: Any, source_names: Sequence[str], target_names: Sequen
             torch.as_tensor(part)
     except (TypeError, RuntimeError, ValueError) as error:
         raise TypeError(
-            f"label_distance must be one of {', '.join(METHODS)}, precomputed tables or a callable "
+            f"label_distance must be one of {', '.join(METHODS)}, names, precomputed tables or a callable "
             f"(points, points) -> squared distance, got {type(tables).__name__}: {error}"
         ) from error
     return LabelDistances.from_tables(tables, source_names, target_names)

@@ -207,5 +207,7 @@ def test_callable_of_another_signature(distance: object) -> None:
 
 @pytest.mark.parametrize("method", [{"a": 1}, object(), None, [object()] * 3], ids=lambda m: type(m).__name__)
 def test_what_is_no_method_at_all(method: object) -> None:
-    with pytest.raises(TypeError, match="label_distance must be one of means, gaussian_diag, gaussian, sinkhorn, prec"):
+    with pytest.raises(
+        TypeError, match="label_distance must be one of means, gaussian_diag, gaussian, sinkhorn, names, prec"
+    ):
         label_distances(SOURCE, TARGET, method=method)
