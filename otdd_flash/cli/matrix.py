@@ -17,12 +17,13 @@ import torch
 
 from otdd_flash.cli.config import MatrixConfig
 from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
-from otdd_flash.cli.sets import Common, sources
+from otdd_flash.cli.sets import Common, make_screen, sources
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 
 if TYPE_CHECKING:
     from otdd_flash.matrix import DistanceMatrix
+    from otdd_flash.matrix.screening import MatrixScreening
 
 log = logging.getLogger("otdd")
 
@@ -49,8 +50,9 @@ def run(config: MatrixConfig, job: Job) -> None:
         sets = sources(config.datasets, common, config.features, device)
         with _termination_as_exit():
             matrix = pairwise(
-                sets, folder=folder, workers=config.workers, shard=config.shard, **_options(config, device)
-            )
+                sets, folder=folder, workers=config.workers, shard=config.shard, screen=make_screen(config.screen),
+                **_options(config, device),
+            )  # fmt: skip
     record = {"task": "matrix", **matrix.to_dict(), "config": asdict(config)}
     rows = _rows(matrix, folder)
     if config.output.files:
@@ -89,12 +91,14 @@ def _end(matrix: DistanceMatrix, config: MatrixConfig) -> None:
 def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
     """The table on stdout: the distances where there is room, then how they were made."""
     done = len(matrix.certificates)
-    pairs = len(matrix) * (len(matrix) - 1) // 2
+    found = matrix.screening
+    pairs = len(matrix) * (len(matrix) - 1) // 2 if found is None else len(found.pairs())
     loose = [pair for pair, certificate in matrix.certificates.items() if not certificate["converged"]]
     share = f"{matrix.negative_share:.2%} of the spectrum" if matrix.complete and len(matrix) > 1 else "not known"
     rows = [
         ("distances", _grid(matrix) if len(matrix) <= _SHOWN else "see matrix.json"),
         ("pairs", f"{done} of {pairs}, {matrix.computed} items computed, {matrix.reused} found finished"),
+        *([] if found is None else [("screened", _screened(found))]),
         ("converged", "yes" if not loose else f"NO: {len(loose)} pairs are not"),
         ("epsilon", f"{matrix.epsilon:.6g}"),
         ("negative", f"eigenvalues are {share}"),
@@ -107,6 +111,19 @@ def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
     if matrix.notes:
         rows.append(("notes", "\n".join(matrix.notes)))
     return rows
+
+
+def _screened(found: MatrixScreening) -> str:
+    """How the pairs were chosen, and how well the screen agrees with the full distance on them."""
+    k = len(found.values)
+    lines = [
+        f"{k * (k - 1) // 2} pairs by the {found.screen.method} distance, {found.screen.keep} neighbours of each set"
+    ]
+    if found.ties_left:
+        lines.append(f"{found.ties_left} neighbours more are within the margin of the cut: raise screen.keep")
+    if found.rank_correlation is not None:
+        lines.append(f"rank correlation with the full distance: {found.rank_correlation:.2f}")
+    return "\n".join(lines)
 
 
 def _grid(matrix: DistanceMatrix) -> str:
@@ -140,6 +157,8 @@ def _write_extras(matrix: DistanceMatrix, folder: Path) -> None:
     if len(whole) > 2:
         plots.save(plots.dendrogram(whole), folder / "dendrogram.png")
         plots.save(plots.set_map(whole), folder / "map.png")
+        if len(whole) > 3:
+            plots.save(plots.set_map(whole, method="tsne"), folder / "map_tsne.png")
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,13 +17,16 @@ from typing import Any
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.matrix.assemble import assemble, failure_key, failure_record, read_folder, write_index
+from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.pool import InProcess, Item, Outcome, Processes, resolve_devices, threads_per_worker, tiled
 from otdd_flash.matrix.result import DistanceMatrix, Failure
+from otdd_flash.matrix.screening import MatrixScreening, all_pairs, screened, settle_screener, sketch_key
 from otdd_flash.matrix.settings import Settings, make_options, settle
 from otdd_flash.matrix.sources import SetSource, as_sources, spill
 from otdd_flash.matrix.store import Store
 from otdd_flash.matrix.worker import Worker
 from otdd_flash.progress import counter
+from otdd_flash.screening import Screen
 
 log = logging.getLogger("otdd_flash")
 
@@ -36,6 +38,7 @@ def pairwise(
     folder: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     shard: str | None = None,
+    screen: Screen | None = None,
     **overrides: Any,
 ) -> DistanceMatrix:
     """Optimal transport dataset distances between all pairs of ``k`` labelled data sets.
@@ -56,6 +59,8 @@ def pairwise(
             an equal share of the cores.
         shard: ``"i/N"`` computes the ``i``-th of ``N`` parts of the work, ``i`` from 0; parts share ``folder``, and
             :func:`collect` or a last run without ``shard`` puts them together.
+        screen: give all pairs a cheap distance and only the nearest neighbours of each set the full one; for hundreds
+            of sets. The other pairs are NaN in ``values``; see ``screening`` and :meth:`DistanceMatrix.filled`.
         **overrides: fields of :class:`~otdd_flash.distance.DistanceOptions`, each over ``options``.
 
     Returns:
@@ -81,7 +86,7 @@ def pairwise(
     sources = as_sources(datasets)
     with ExitStack() as stack:
         place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="otdd-matrix-"))
-        run = _Run(sources, chosen, Store(place), part)
+        run = _Run(sources, chosen, Store(place), part, screen)
         run.pool = stack.enter_context(closing(_pool(run, devices, stack)))
         matrix = run.execute()
     _report(matrix, strict=chosen.strict)
@@ -105,22 +110,24 @@ class _Run:
     options: DistanceOptions
     store: Store
     part: tuple[int, int]
+    screen: Screen | None = None
     pool: Any = None
     failed: set[tuple[str, ...]] = field(default_factory=set)
     computed: int = 0
     reused: int = 0
 
     def execute(self) -> DistanceMatrix:
-        """Sets, then self terms, then pairs."""
+        """Sets, then their screen, then self terms, then pairs."""
         start = time.perf_counter()
         summaries = self._summaries()
         moments = {summary["fingerprint"]: summary["moments"] for summary in summaries.values()}
         settings, notes = settle(self.options, moments, self.store)
         log.info("matrix of %d sets, epsilon %.6g", len(self.sources), settings.epsilon)
-        self._work(settings, summaries)
+        screening = None if self.screen is None or not moments else self._screening(self.screen, summaries, moments)
+        self._work(settings, summaries, screening)
         names = [source.name for source in self.sources]
-        write_index(self.store, names, summaries, settings, notes)
-        matrix = assemble(self.store, names, summaries, settings, notes)
+        write_index(self.store, names, summaries, settings, notes, screening)
+        matrix = assemble(self.store, names, summaries, settings, notes, screening)
         return replace(matrix, computed=self.computed, reused=self.reused, seconds=time.perf_counter() - start)
 
     def _summaries(self) -> dict[int, dict[str, Any]]:
@@ -132,10 +139,28 @@ class _Run:
                 found[outcome.item.arguments[0]] = outcome.value
         return dict(sorted(found.items()))
 
-    def _work(self, settings: Settings, summaries: dict[int, dict[str, Any]]) -> None:
+    def _screening(
+        self, screen: Screen, summaries: dict[int, dict[str, Any]], moments: dict[str, Moments]
+    ) -> MatrixScreening:
+        """Screening distances of all sets, from sketches that are kept like all other work."""
+        screener = settle_screener(screen, self.options, [moments[key] for key in sorted(moments)], self.store)
+        keys = {i: sketch_key(screener, summary["fingerprint"]) for i, summary in summaries.items()}
+        items = [
+            Item((self.sources[i].name,), "sketch", (screener, i, summaries[i]["fingerprint"]))
+            for i, key in keys.items()
+            if not self.store.path("sketches", key, ".safetensors").exists()
+        ]
+        for _ in self._outcomes(items, "screen"):
+            pass
+        found = {i: self.store.read_tensors("sketches", key) for i, key in keys.items()}
+        return screened(screener, {i: sketch for i, sketch in found.items() if sketch}, len(self.sources))
+
+    def _work(
+        self, settings: Settings, summaries: dict[int, dict[str, Any]], screening: MatrixScreening | None
+    ) -> None:
         """The items of this part that are not in the store yet."""
         prints = {i: summary["fingerprint"] for i, summary in summaries.items()}
-        selves, pairs = _work_list(prints, settings)
+        selves, pairs = _work_list(prints, settings, all_pairs(list(prints), screening))
         index, count = self.part
         mine = set((list(selves) + list(pairs))[index::count])
         for kind, items in (("selves", selves), ("pairs", pairs)):
@@ -174,14 +199,14 @@ class _Run:
 
 
 def _work_list(
-    prints: dict[int, str], settings: Settings
+    prints: dict[int, str], settings: Settings, wanted: Iterable[tuple[int, int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
     """Self terms and pairs by key, each content once; equal sets make no pair, they are at distance zero."""
     selves: dict[str, tuple[int, ...]] = {}
     pairs: dict[str, tuple[int, ...]] = {}
     for i, fingerprint in prints.items():
         selves.setdefault(settings.self_key(fingerprint), (i,))
-    for i, j in tiled(list(itertools.combinations(prints, 2))):
+    for i, j in tiled(list(wanted)):
         if prints[i] != prints[j]:
             pairs.setdefault(settings.pair_key(prints[i], prints[j]), (i, j))
     return selves, pairs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -12,10 +11,12 @@ import torch
 
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.matrix.result import DistanceMatrix, Failure
+from otdd_flash.matrix.screening import MatrixScreening, all_pairs
 from otdd_flash.matrix.settings import Settings, method_name
 from otdd_flash.matrix.store import Store, content_key
 
 _INDEX = (".", "matrix")
+_SCREENING = (".", "screening")
 
 
 def failure_key(names: Sequence[str]) -> str:
@@ -24,13 +25,21 @@ def failure_key(names: Sequence[str]) -> str:
 
 
 def write_index(
-    store: Store, names: Sequence[str], summaries: dict[int, dict[str, Any]], settings: Settings, notes: Sequence[str]
+    store: Store,
+    names: Sequence[str],
+    summaries: dict[int, dict[str, Any]],
+    settings: Settings,
+    notes: Sequence[str],
+    screening: MatrixScreening | None,
 ) -> None:
-    """What :func:`read_folder` needs: the sets in order, the settings, the notes."""
+    """What :func:`read_folder` needs: the sets in order, the settings, the notes, what was screened."""
+    if screening is not None:
+        screening.write(store, *_SCREENING)
     sets = [_plain_summary(summaries.get(i)) for i in range(len(names))]
     record = {
         "names": list(names), "sets": sets, "options": options_record(settings.options), "epsilon": settings.epsilon,
         "label_epsilon": settings.label_epsilon, "reference_cost": settings.reference_cost, "notes": list(notes),
+        "screened": screening is not None,
     }  # fmt: skip
     store.write(*_INDEX, record)
 
@@ -47,7 +56,8 @@ def read_folder(store: Store) -> DistanceMatrix:
     options = DistanceOptions(**index["options"])
     settings = Settings(options, index["epsilon"], index["label_epsilon"], index["reference_cost"])
     summaries = {i: summary for i, summary in enumerate(index["sets"]) if summary is not None}
-    return assemble(store, index["names"], summaries, settings, index["notes"])
+    screening = MatrixScreening.read(store, *_SCREENING) if index.get("screened") else None
+    return assemble(store, index["names"], summaries, settings, index["notes"], screening)
 
 
 def options_record(options: DistanceOptions) -> dict[str, Any]:
@@ -58,7 +68,12 @@ def options_record(options: DistanceOptions) -> dict[str, Any]:
 
 
 def assemble(
-    store: Store, names: Sequence[str], summaries: dict[int, dict[str, Any]], settings: Settings, notes: Sequence[str]
+    store: Store,
+    names: Sequence[str],
+    summaries: dict[int, dict[str, Any]],
+    settings: Settings,
+    notes: Sequence[str],
+    screening: MatrixScreening | None,
 ) -> DistanceMatrix:
     """Values, errors and certificates of all pairs whose items are in the store.
 
@@ -68,6 +83,7 @@ def assemble(
         summaries: by position, of the sets that could be loaded.
         settings: the matrix's settings.
         notes: remarks for the result.
+        screening: where only some pairs were to be done.
     """
     k = len(names)
     values = torch.full((k, k), math.nan, dtype=torch.float64)
@@ -80,7 +96,7 @@ def assemble(
             values[i, i] = errors[i, i] = 0.0
         elif own is not None:
             values[i, i], errors[i, i] = own["dual"], own["gap"] + own["rounding"]
-    for i, j in itertools.combinations(prints, 2):
+    for i, j in all_pairs(list(prints), screening):
         certificate = _pair(store, settings, (prints[i], prints[j]), (selves[i], selves[j]))
         if certificate is not None:
             certificates[i, j] = certificate
@@ -88,9 +104,11 @@ def assemble(
             errors[i, j] = errors[j, i] = certificate["error"]
     return DistanceMatrix(
         names=tuple(names), values=values, errors=errors, certificates=certificates,
-        failures=tuple(_failures(store, names)), sets=tuple(_plain_summary(summaries.get(i)) for i in range(k)),
+        failures=tuple(_failures(store, names, screening)),
+        sets=tuple(_plain_summary(summaries.get(i)) for i in range(k)),
         epsilon=settings.epsilon, label_epsilon=settings.label_epsilon, reference_cost=settings.reference_cost,
         options=options_record(settings.options), notes=(*notes, *_negatives(names, certificates)),
+        screening=None if screening is None else screening.compared_with(certificates),
     )  # fmt: skip
 
 
@@ -129,9 +147,10 @@ def _pair(
     }  # fmt: skip
 
 
-def _failures(store: Store, names: Sequence[str]) -> Iterable[Failure]:
+def _failures(store: Store, names: Sequence[str], screening: MatrixScreening | None) -> Iterable[Failure]:
     """Recorded failures of these sets and their pairs."""
-    for group in (*((name,) for name in names), *itertools.combinations(names, 2)):
+    pairs = ((names[i], names[j]) for i, j in all_pairs(range(len(names)), screening))
+    for group in (*((name,) for name in names), *pairs):
         record = store.read("failures", failure_key(group))
         if record is not None:
             yield Failure(tuple(record["names"]), record["error"], record["message"])

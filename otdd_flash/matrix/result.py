@@ -14,6 +14,7 @@ from torch import Tensor
 
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix import geometry
+from otdd_flash.matrix.screening import MatrixScreening, estimates
 
 FORMAT = "otdd-flash distance matrix 1"
 Metric = Literal["root", "value"]
@@ -34,7 +35,8 @@ class DistanceMatrix:
 
     Args:
         names: of the sets, in order.
-        values: ``(k, k)`` float64 squared divergences in units of the cost, NaN where a pair failed or is not done.
+        values: ``(k, k)`` float64 squared divergences in units of the cost, NaN where a pair failed, is not done or
+            was screened out.
         errors: ``(k, k)`` stated absolute errors of ``values``.
         certificates: by pair ``(i, j)``, ``i < j``: value, root, convergence, marginal error, gap, mean cost, the three
             transport values, seconds, class-to-class table.
@@ -48,6 +50,7 @@ class DistanceMatrix:
         computed: work items done by this call.
         reused: work items found finished.
         seconds: wall time of this call.
+        screening: cheap distances of all pairs, where only the nearest neighbours were to have the full one.
     """
 
     names: tuple[str, ...]
@@ -64,6 +67,7 @@ class DistanceMatrix:
     computed: int = 0
     reused: int = 0
     seconds: float = 0.0
+    screening: MatrixScreening | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -75,19 +79,49 @@ class DistanceMatrix:
 
     @property
     def converged(self) -> bool:
-        """Whether every pair is there and converged."""
-        return self.complete and all(certificate["converged"] for certificate in self.certificates.values())
+        """Whether every pair that was to be done is there and converged, and none is an estimate."""
+        return (
+            self.done
+            and not bool(self.estimated.any())
+            and all(certificate["converged"] for certificate in self.certificates.values())
+        )
 
     @property
     def complete(self) -> bool:
-        """Whether every pair is there."""
+        """Whether every pair has a value."""
         return not bool(self.values.isnan().any())
+
+    @property
+    def done(self) -> bool:
+        """Whether every pair that was to have a value has one; others than :attr:`complete` only after a screen."""
+        return not bool(self._gaps.any())
+
+    @property
+    def estimated(self) -> Tensor:
+        """``(k, k)`` bool: values that :meth:`filled` took from the screen."""
+        if self.screening is None:
+            return torch.zeros_like(self.values, dtype=torch.bool)
+        return ~self.screening.refined & ~self.values.isnan()
+
+    def filled(self) -> DistanceMatrix:
+        """The matrix with scaled screening distances where pairs were screened out: for maps and trees.
+
+        They are on the scale of the refined pairs (``screening.factor``), have no certificate and no error, and are
+        marked in :attr:`estimated`.
+
+        Raises:
+            ValueError: nothing was screened, or no pair gives a scale.
+        """
+        if self.screening is None:
+            raise ValueError("nothing was screened out: give pairwise a screen")
+        note = f"pairs that were screened out are {self.screening.factor or 0:.6g} times their screening distance"
+        return replace(self, values=estimates(self.values, self.screening), notes=(*self.notes, note))
 
     @property
     def missing(self) -> tuple[tuple[str, str], ...]:
         """Pairs without a value; they failed, touch a failed set, or were left to another shard."""
         i, j = torch.triu_indices(len(self), len(self), offset=1)
-        gaps = self.values[i, j].isnan()
+        gaps = self._gaps[i, j]
         return tuple((self.names[p], self.names[q]) for p, q in zip(i[gaps].tolist(), j[gaps].tolist(), strict=True))
 
     def distance(self, first: str, second: str) -> float:
@@ -116,12 +150,17 @@ class DistanceMatrix:
         return self._whole(metric).numpy()
 
     def finished(self) -> DistanceMatrix:
-        """The part without gaps: sets are left out, those with most missing pairs first, until none is missing."""
+        """The part without gaps: sets are left out, those with most missing pairs first, until none is missing.
+
+        Of a screened matrix with the estimates of :meth:`filled`.
+        """
         kept = list(range(len(self)))
-        gaps = self.values.isnan()
+        scaled = self.screening is not None and self.screening.factor is not None
+        gaps = self._gaps if scaled else self.values.isnan()
         while kept and bool(gaps[kept][:, kept].any()):
             kept.pop(int(gaps[kept][:, kept].sum(1).argmax()))
-        return self.subset([self.names[i] for i in kept])
+        part = self.subset([self.names[i] for i in kept])
+        return part.filled() if scaled and not part.complete else part
 
     def subset(self, names: list[str] | tuple[str, ...]) -> DistanceMatrix:
         """The matrix of these sets, in this order.
@@ -143,11 +182,12 @@ class DistanceMatrix:
             self, names=tuple(names), values=self.values[index][:, index], errors=self.errors[index][:, index],
             certificates=pairs, sets=tuple(self.sets[i] for i in index),
             failures=tuple(failure for failure in self.failures if set(failure.names) <= set(names)),
+            screening=None if self.screening is None else self.screening.subset(index),
         )  # fmt: skip
 
     @property
     def negative_share(self) -> float:
-        """How far the roots are from Euclidean distances, as the share of negative eigenvalues of ``-J values J / 2``."""
+        """How far the roots are from Euclidean distances: share of negative eigenvalues of ``-J values J / 2``."""
         return geometry.negative_share(self._whole("value"))
 
     def dendrogram(self, method: str = "average") -> tuple[Any, list[int]]:
@@ -166,7 +206,7 @@ class DistanceMatrix:
         """Everything in JSON's own types; a missing number is ``None``."""
         return {
             "format": FORMAT, "names": list(self.names), "values": _plain(self.values), "roots": _plain(self.roots),
-            "errors": _plain(self.errors), "converged": self.converged, "complete": self.complete,
+            "errors": _plain(self.errors), "converged": self.converged, "complete": self.complete, "done": self.done,
             "negative_share": self.negative_share if self.complete else None, "epsilon": self.epsilon,
             "label_epsilon": self.label_epsilon, "reference_cost": self.reference_cost,
             "pairs": [
@@ -176,6 +216,7 @@ class DistanceMatrix:
             "failures": [{**vars(failure), "names": list(failure.names)} for failure in self.failures],
             "sets": list(self.sets), "options": self.options, "notes": list(self.notes), "computed": self.computed,
             "reused": self.reused, "seconds": self.seconds,
+            "screening": None if self.screening is None else self.screening.to_dict(),
         }  # fmt: skip
 
     def to_json(self, path: str | os.PathLike[str]) -> Path:
@@ -186,14 +227,21 @@ class DistanceMatrix:
         return path
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write one row a pair (source, target, value, root, error, certificate); the rest as metadata ``otdd``."""
+        """Write one row a pair (source, target, value, root, error, certificate); the rest as metadata ``otdd``.
+
+        Of a screened matrix every pair has its ``screened`` distance, those without the full one have nothing else.
+        """
         arrow = optional_import("pyarrow", needed_for="writing Parquet", extra="dist")
         parquet = optional_import("pyarrow.parquet", needed_for="writing Parquet", extra="dist")
         record = self.to_dict()
         skip = ("notes", "versions", "label_table")
         rows = [{key: value for key, value in pair.items() if key not in skip} for pair in record.pop("pairs")]
         columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ("source", "target", "value"))}
-        table = arrow.table(columns).replace_schema_metadata({"otdd": json.dumps(record, allow_nan=False)})
+        table = arrow.table(columns)
+        if self.screening is not None:
+            table = self._with_screened(arrow, table)
+            record["screening"].pop("values")
+        table = table.replace_schema_metadata({"otdd": json.dumps(record, allow_nan=False)})
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, path)
@@ -206,14 +254,36 @@ class DistanceMatrix:
 
         return collect(folder)
 
+    def _with_screened(self, arrow: Any, table: Any) -> Any:
+        """The table of certified pairs with a column of screening distances, and the other pairs below."""
+        assert self.screening is not None
+        quick = self.screening.values
+        table = table.append_column("screened", [[float(quick[pair]) for pair in self.certificates]])
+        rest = ~self.screening.refined
+        for pair in self.certificates:
+            rest[pair] = False
+        i, j = rest.triu(1).nonzero(as_tuple=True)
+        names = arrow.array(self.names)
+        columns = {"source": names.take(arrow.array(i.numpy())), "target": names.take(arrow.array(j.numpy()))}
+        below = arrow.table({**columns, "screened": quick[i, j].numpy()})
+        return arrow.concat_tables([table, below], promote_options="default")
+
+    @property
+    def _gaps(self) -> Tensor:
+        """``(k, k)`` bool: pairs without a value that were to have one."""
+        gaps = self.values.isnan()
+        return gaps if self.screening is None else gaps & self.screening.refined
+
     def _whole(self, metric: Metric) -> Tensor:
         """Values or roots, or an error that says which pairs are missing."""
-        if not self.complete:
+        if not self.done:
             pairs = [f"{first} x {second}" for first, second in self.missing]
             raise ValueError(
                 f"{len(pairs)} pairs are missing ({', '.join(pairs[:5])}{', ...' if len(pairs) > 5 else ''}): compute "
                 "them, or take finished() for the sets without gaps"
             )
+        if not self.complete:
+            raise ValueError("pairs were screened out: take filled() for estimates in their place")
         return self.roots if metric == "root" else self.values.clamp_min(0) if self.options["debiased"] else self.values
 
 

@@ -42,12 +42,14 @@ class Store:
         path = self.path(kind, key)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            if not isinstance(record, dict):
+                raise ValueError(f"a record, not a {type(record).__name__}, should be there")
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        except (ValueError, OSError) as error:
             warnings.warn(f"{path} cannot be read and is computed anew: {error}", stacklevel=2)
             return None
-        return record if isinstance(record, dict) else None
+        return record
 
     def write(self, kind: str, key: str, record: dict[str, Any]) -> None:
         """Put ``record`` in place, over an older one."""

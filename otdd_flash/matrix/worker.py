@@ -21,13 +21,16 @@ from otdd_flash.distance import DistanceOptions
 from otdd_flash.labels import LabelDistances, check_pair
 from otdd_flash.labels.blocks import ClassStatistics, class_statistics, cross_table
 from otdd_flash.matrix.moments import Moments
+from otdd_flash.matrix.screening import sketch_key
 from otdd_flash.matrix.settings import Settings
 from otdd_flash.matrix.sources import SetSource
 from otdd_flash.matrix.store import Store, content_key
+from otdd_flash.screening.screener import Screener
 from otdd_flash.sinkhorn import Divergence, divergence
 from otdd_flash.types import LabeledDataset
 
 _CACHE_BYTES = 4 << 30
+_CHANGED = "{} was loaded twice with different content: fix its order and its seed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,13 @@ class Worker:
             "classes": list(dataset.class_names), "counts": dataset.class_counts.tolist(),
             "notes": list(dataset.notes), "dropped": dict(dataset.dropped), "moments": moments,
         }  # fmt: skip
+
+    def sketch(self, screener: Screener, position: int, fingerprint: str) -> None:
+        """Sum up a set for the screen."""
+        dataset = self._load(position)
+        if dataset.fingerprint != fingerprint:
+            raise ValueError(_CHANGED.format(dataset.name))
+        self.store.write_tensors("sketches", sketch_key(screener, fingerprint), screener.sketch(dataset))
 
     def self_term(self, settings: Settings, position: int, fingerprint: str) -> dict[str, Any]:
         """``OT_eps(a, a)`` of a set under its own label table."""
@@ -129,7 +139,7 @@ class Worker:
             return self._cache[key]
         dataset = self._load(position)
         if dataset.fingerprint != fingerprint:
-            raise ValueError(f"{dataset.name} was loaded twice with different content: fix its order and its seed")
+            raise ValueError(_CHANGED.format(dataset.name))
         classes = None
         if settings.labelled:
             classes = self._statistics(dataset, settings, settings.label_key(fingerprint))
