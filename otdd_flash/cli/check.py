@@ -29,7 +29,7 @@ def run(config: CheckConfig, job: Job) -> None:
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
     reference, batch, done = make_features(config.features, device, False).apply(*loaded)
-    result = check(reference.to(device), batch.to(device), seed=config.seed, **asdict(config.gate))
+    result = check(reference.to(device), batch.to(device), cache=config.cache, seed=config.seed, **asdict(config.gate))
     record = {"task": "check", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
     rows = _rows(result, features_row(done))
     if config.output.files:
@@ -48,7 +48,7 @@ def _rows(result: CheckResult, features: str | None) -> list[Row]:
         ("gate", f"{'EXCEEDED' if result.exceeded else 'kept'}  ({gate})"),
         ("value", f"{result.value:.6g}  (squared distance, debiased)"),
         ("p-value", p_value),
-        ("null", ", ".join(f"{name} {value:.4g}" for name, value in result.null.items()) or "none"),
+        ("null", _null(result)),
         ("n x m", f"{result.n} x {result.m}  (of {result.seen[0]} and {result.seen[1]})"),
         ("epsilon", f"{result.epsilon:.6g}"),
         *([] if features is None else [("features", features)]),
@@ -57,3 +57,11 @@ def _rows(result: CheckResult, features: str | None) -> list[Row]:
         if classes:
             rows.append((name, ", ".join(classes)))
     return rows
+
+
+def _null(result: CheckResult) -> str:
+    """What the value is compared with."""
+    if not result.null:
+        return "none"
+    source = "" if result.null_of == "pooled" else ", of the reference" + (", from the cache" * result.null_cached)
+    return ", ".join(f"{name} {value:.4g}" for name, value in result.null.items()) + source

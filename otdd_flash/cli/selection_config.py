@@ -42,7 +42,7 @@ class SelectConfig(DistanceConfig):
 
 @dataclass
 class GateConfig:
-    """Statistic and gate; every key is a field of :class:`otdd_flash.selection.check.CheckOptions`."""
+    """Statistic and gate; every key is a field of :class:`otdd_flash.selection.gate.CheckOptions`."""
 
     alpha: float = 0.05
     """Exceeded where the p-value is at most alpha."""
@@ -56,6 +56,8 @@ class GateConfig:
     max_samples: int = 500
     """Samples of each side that enter the test."""
     tol: float = 1e-3
+    null: str = "pooled"
+    """pooled, exact and solved for every batch; or reference, solved once for a size of batch and kept in cache."""
 
 
 @dataclass
@@ -65,3 +67,6 @@ class CheckConfig(DataConfig):
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    cache: str | None = "default"
+    """Folder of the values of gate.null=reference; default is $OTDD_CACHE/checks or ~/.cache/otdd_flash/checks, null
+    stores none."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.ops import PlanOperator, make_operator
+from otdd_flash.ops import PlanOperator, PlanProduct, make_operator
 from otdd_flash.sinkhorn import Execution, SolverOptions, solve
 from otdd_flash.types import Potentials
 
@@ -145,8 +145,8 @@ class Reweighted:
 
     def apply_plan(
         self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """``(P v, P^T u)``; see :class:`~otdd_flash.ops.base.PlanOperator`."""
+    ) -> PlanProduct:
+        """``P v`` and ``P^T u``; see :class:`~otdd_flash.ops.base.PlanOperator`."""
         f = f + epsilon * self.unpack_rows(self._rows[problem], problem)
         g = g + epsilon * self.unpack_columns(self._columns[problem], problem)
         return self._inner.apply_plan(problem, f, g, epsilon, v=v, u=u)

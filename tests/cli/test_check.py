@@ -13,7 +13,7 @@ import pytest
 
 import otdd_flash
 from otdd_flash.cli import selection_config as schemas
-from otdd_flash.selection.check import CheckOptions
+from otdd_flash.selection.gate import CheckOptions
 
 Command = Callable[..., SimpleNamespace]
 ROOT = Path(__file__).resolve().parents[2]

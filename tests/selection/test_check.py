@@ -11,8 +11,9 @@ import torch
 
 import otdd_flash as otdd
 from otdd_flash import reference
-from otdd_flash.selection.check import DriftCallback, DriftCheck, squared_distances
+from otdd_flash.selection.check import DriftCallback, DriftCheck
 from otdd_flash.selection.permutation import split_divergences, split_weights
+from otdd_flash.selection.pooled import squared_distances
 from otdd_flash.selection.reservoir import Reservoir
 from otdd_flash.types import LabeledDataset
 
