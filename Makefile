@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 BENCH_DIR ?= .bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format types bench bench-gpu wheel clean
+.PHONY: help demo test test-gpu lint format types bench bench-gpu docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -41,11 +41,15 @@ bench-gpu: $(VENV)/.bench  ## one GPU: kernels, main jobs, other libraries (OTDD
 	mkdir -p $(BENCH_DIR)
 	$(BIN)/python scripts/bench/run.py --device gpu --output $(BENCH_DIR)/gpu.json
 
+docs: $(VENV)/.docs  ## the documentation site into site/, read site/index.html; any warning is an error
+	rm -rf site
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --nitpicky -d build/docs docs site
+
 wheel: $(VENV)/.test  ## sdist and wheel into dist/
 	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove everything that was built or cached, except .venv
-	rm -rf build dist $(BENCH_DIR) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist site docs/gallery $(BENCH_DIR) *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './$(VENV)*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -61,6 +65,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --editable '.[bench]'
+	touch $@ $(VENV)/.core
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable '.[docs]'
 	touch $@ $(VENV)/.core
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python

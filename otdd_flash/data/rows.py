@@ -201,7 +201,10 @@ def draw(ids: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def subsample(dataset: LabeledDataset, max_samples: int | None, seed: int = 0) -> LabeledDataset:
-    """At most ``max_samples`` rows of ``dataset``, in their order: see :func:`draw` for which ones.
+    """At most ``max_samples`` rows of ``dataset``, in their order.
+
+    They are drawn uniformly without replacement, as a function of the labels in their order and of ``seed``: the same
+    data gives the same rows, and a smaller draw is part of a larger one.
 
     Args:
         dataset: to draw from.

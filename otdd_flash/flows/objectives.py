@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from otdd_flash.flows.particles import Particles, computable, diagonal_statistic
 from otdd_flash.flows.warm import Memory, solve_to_target
 from otdd_flash.labels import LabelSinkhorn, check_pair, label_distances
 from otdd_flash.labels.attached import attached_table
+from otdd_flash.labels.samples import ClassSample, class_samples
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.sinkhorn.autograd import DivergenceInputs
 from otdd_flash.types import LabeledDataset
@@ -89,15 +91,31 @@ class DatasetTransport(Objective):
         return self.options.label_distance is not None and self.options.label_weight > 0
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
-        """See :class:`Objective`."""
+        """See :class:`otdd_flash.flows.objectives.Objective`."""
         inputs = self._inputs(particles)
-        found, memory = solve_to_target(inputs.cost(), self.options, memory)
+        found, memory = solve_to_target(inputs.cost(), self.options, memory, advance=particles.advance)
         record = {"converged": found.converged, "iterations": found.iterations, "marginal_error": found.marginal_error}
-        return Term(inputs.attach(found), memory, record, found)
+        # the operator, as large as both clouds, serves the gradient and goes with the graph
+        return Term(inputs.attach(found, fixed_target=True), memory, record, replace(found, operator=None))
+
+    @cached_property
+    def _target(self) -> LabeledDataset:
+        """The target in the precision of the flow."""
+        return computable(self.target)
+
+    @cached_property
+    def _classes(self) -> list[ClassSample]:
+        """The target's classes; their moments are computed once."""
+        return class_samples(self._target)
+
+    @cached_property
+    def _statistics(self) -> Tensor:
+        """``(c', 2d)`` means and deviations of the target's classes."""
+        return diagonal_statistics(self._target)
 
     def _inputs(self, particles: Particles) -> DivergenceInputs:
         """The two clouds and the label part of the cost, on the tape."""
-        source, target = particles.data, computable(self.target)
+        source, target = particles.data, self._target
         check_pair(source, target)
         x, y = source.x, target.x
         table: Tensor | None = None
@@ -117,7 +135,7 @@ class DatasetTransport(Objective):
         """Both clouds in the coordinates ``[sqrt(w_x) x, sqrt(w_y) statistics]``: the cost is plain Euclidean there."""
         self._want_diagonal()
         roots = self.options.feature_weight**0.5, self.options.label_weight**0.5
-        theirs = diagonal_statistics(target)[target.y].to(target.x.dtype)
+        theirs = self._statistics.to(target.x.dtype)[target.y]
         return (
             torch.cat([roots[0] * x, roots[1] * statistics.to(x.dtype)], 1),
             torch.cat([roots[0] * target.x, roots[1] * theirs], 1),
@@ -128,12 +146,12 @@ class DatasetTransport(Objective):
         source, method = particles.data, self.options.label_distance
         if particles.class_statistics is not None:
             self._want_diagonal()
-            rows = torch.cat([particles.class_statistics.to(torch.float64), diagonal_statistics(target)])
+            rows = torch.cat([particles.class_statistics.to(torch.float64), self._statistics])
             return torch.stack([(rows - row).square().sum(1) for row in rows])
         if particles.moments == "attached":
             if not isinstance(method, str):
                 raise ValueError(f"attached moments need label_distance by name, got {method!r}")
-            return attached_table(source, target, method)
+            return attached_table(source, target, method, target_classes=self._classes)
         sinkhorn = LabelSinkhorn(
             epsilon=self.options.label_epsilon, debiased=self.options.debiased,
             options=self.options.solver(source.x.device), execution=self.options.execution(),
@@ -161,7 +179,7 @@ class PotentialEnergy(Objective):
     name: str = "potential"
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
-        """See :class:`Objective`."""
+        """See :class:`otdd_flash.flows.objectives.Objective`."""
         n = particles.data.n
         values = self.potential(particles.data.x)
         if values.shape != (n,):
@@ -177,7 +195,7 @@ class InteractionEnergy(Objective):
     name: str = "interaction"
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
-        """See :class:`Objective`."""
+        """See :class:`otdd_flash.flows.objectives.Objective`."""
         x, a = particles.data.x, particles.data.normalised_weights
         total = a.new_zeros(())
         for rows in torch.arange(len(x), device=x.device).split(max(1, _PAIRS // len(x))):
@@ -199,7 +217,7 @@ class InternalEnergy(Objective):
     name: str = "internal"
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
-        """See :class:`Objective`."""
+        """See :class:`otdd_flash.flows.objectives.Objective`."""
         value = self.functional(particles.data.x, particles.data.normalised_weights)
         if value.dim():
             raise ValueError(f"functional must give one number, got shape {tuple(value.shape)}")
@@ -214,7 +232,7 @@ class Sum(Objective):
     name = "sum"
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
-        """See :class:`Objective`."""
+        """See :class:`otdd_flash.flows.objectives.Objective`."""
         total: Tensor | None = None
         kept: Memory = {}
         record: dict[str, Any] = {}
