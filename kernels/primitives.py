@@ -132,3 +132,32 @@ def stored_tile(tiles, row, col, pitch, kind, BLOCK_M: tl.constexpr, BLOCK_N: tl
         start = tl.where(kind == 2, row_strip * (row_strip + 1) // 2 * STORED, row_strip * pitch) * STORED
         score = tl.trans(tl.load(tiles + start + (col + j)[:, None] * STORED + (row % STORED + i)[None, :]))
     return score
+
+
+@triton.jit
+def base_two_score(
+    rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale,
+    row_base, col_base, row_end, row, col, pitch, kind,
+    MODE: tl.constexpr, LABELS: tl.constexpr, TMA: tl.constexpr, STORED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """``(BLOCK_M, BLOCK_N)`` values ``scale S_ij + table_scale table_ij``, from the operand or from stored scores."""
+    if STORED:
+        return stored_tile(tiles, row, col, pitch, kind, BLOCK_M, BLOCK_N, STORED) * scale
+    else:
+        dots = score_tile(
+            rows, cols, row_base + row, col_base + col, width, main, half, MODE, TMA, BLOCK_M, BLOCK_N, BLOCK_K
+        )  # fmt: skip
+        score = dots.to(tl.float32) * scale
+        if LABELS:
+            score = add_labels(
+                score, labels, table, row_base + row, col_base + col, row_end, classes, table_scale, BLOCK_M, BLOCK_N
+            )  # fmt: skip
+        return score
+
+
+@triton.jit
+def split_half(plan):
+    """Two float16 pieces of a plan, which together hold 22 bits of an entry in ``[2^-14, 2^16)``."""
+    high = plan.to(tl.float16)
+    return high, (plan - high.to(tl.float32)).to(tl.float16)

@@ -10,7 +10,7 @@ restarts of single rows. The columns of a problem are the rows of its transpose.
 import triton
 import triton.language as tl
 
-from otdd_flash.kernels.primitives import add_labels, score_tile, stored_tile
+from otdd_flash.kernels.primitives import base_two_score
 
 SOFTMIN_FIELDS = 16
 
@@ -29,27 +29,17 @@ def _softmin_kernel(
     row = tl.load(job + 4) * BLOCK_M
     col_first, col_last = tl.load(job + 5).to(tl.int32), tl.load(job + 6).to(tl.int32)
     out = tl.load(job + 7) + row + tl.arange(0, BLOCK_M)
-    if STORED:
-        tiles += tl.load(job + 8)
-        pitch, kind = tl.load(job + 9), tl.load(job + 10)
+    tiles += tl.load(job + 8)
+    pitch, kind = tl.load(job + 9), tl.load(job + 10)
     high = tl.full([BLOCK_M], -float("inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     for col_block in range(col_first, col_last):
         col = col_block * BLOCK_N
         vv = tl.load(v + col + tl.arange(0, BLOCK_N))  # [BLOCK_N]
-        if STORED:
-            score = stored_tile(tiles, row, col, pitch, kind, BLOCK_M, BLOCK_N, STORED) * scale
-        else:
-            dots = score_tile(
-                rows, cols, row_base + row, col_base + col, width, main, half, MODE, TMA,
-                BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
-            score = dots.to(tl.float32) * scale
-            if LABELS:
-                score = add_labels(
-                    score, labels, table, row_base + row, col_base + col, row_end, classes, table_scale,
-                    BLOCK_M, BLOCK_N,
-                )  # fmt: skip
+        score = base_two_score(
+            rows, cols, tiles, labels, table, width, main, half, classes, scale, table_scale, row_base, col_base,
+            row_end, row, col, pitch, kind, MODE, LABELS, TMA, STORED, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         score += vv[None, :]
         new = tl.maximum(high, tl.max(score, 1))
         shift = tl.where(new == -float("inf"), 0.0, new)  # all columns so far have weight zero

@@ -10,7 +10,7 @@ float64 tensors in the operator's own row order, with weight zero (and marginal 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,6 +30,15 @@ class OperatorInfo:
     precision: str
     memory: str
     bytes: int
+
+
+class PlanProduct(NamedTuple):
+    """What :meth:`PlanOperator.apply_plan` was asked for; the rest is ``None``."""
+
+    pv: Tensor | None  # (n, w) P v
+    ptu: Tensor | None  # (m, w') P^T u
+    r: Tensor | None  # (n,) float64 row sums of the same plan, with pv
+    c: Tensor | None  # (m,) float64 column sums, with ptu
 
 
 class PlanOperator(Protocol):
@@ -60,8 +69,17 @@ class PlanOperator(Protocol):
 
     def apply_plan(
         self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """``(P v, P^T u)`` of one problem for ``v (m, w)``, ``u (n, w')``; ``f (n,), g (m,)`` in the clouds' order."""
+    ) -> PlanProduct:
+        """``P v`` and ``P^T u`` of one problem, and the plan's sums; all in the clouds' order.
+
+        Args:
+            problem: position in ``problems``; a symmetric one reads ``f`` only.
+            f: ``(n,)`` potential of the rows, near a solution (no running maximum).
+            g: ``(m,)`` potential of the columns.
+            epsilon: in units of the cost.
+            v: ``(m, w)`` float32 or float64; the product has its dtype.
+            u: ``(n, w')``, likewise.
+        """
         ...
 
     def pack_rows(self, values: Tensor, problem: int) -> Tensor:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
+from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
 _BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 _ABSORPTION_LIMIT = 8.0  # how far, in epsilons, potentials may move before the stored plan is formed anew
-# Entries of a stored plan below are dropped: subnormal numbers make matrix products ten times slower.
+# Entries of a plan below are dropped before it is multiplied: subnormal numbers make matrix products ten times slower.
 _SMALLEST_ENTRY = {torch.float32: 1e-30, torch.float64: 1e-290}
 _FLOAT32_RANGE = 2048.0  # cost / epsilon above which float32 exponents lose the fourth digit
 
@@ -175,8 +175,8 @@ class BlockedOperator:
 
     def apply_plan(
         self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """``(P v, P^T u)``; see :class:`~otdd_flash.ops.base.PlanOperator`."""
+    ) -> PlanProduct:
+        """``P v`` and ``P^T u``; see :class:`~otdd_flash.ops.base.PlanOperator`."""
         group, position = next(
             (group, int((group.index == problem).nonzero()))
             for group in self._groups
@@ -185,26 +185,28 @@ class BlockedOperator:
         n, m = len(f), len(g)
         x = (f.to(torch.float64) / epsilon + group.log_a[position, :n]).to(self.dtype)
         y = (g.to(torch.float64) / epsilon + group.log_b[position, :m]).to(self.dtype)
-        pv = None if v is None else torch.zeros(n, v.shape[1], dtype=torch.float64, device=v.device)
-        ptu = None if u is None else torch.zeros(m, u.shape[1], dtype=torch.float64, device=u.device)
-        v = None if v is None else v.to(self.dtype)
-        u = None if u is None else u.to(self.dtype)
+        forward = None if v is None else _Product(v, n, self.dtype)
+        backward = None if u is None else _Product(u, m, self.dtype)
         for rows, columns, cost in self._problem_blocks(group, position, n, m):
             plan = torch.add(x[rows, None], cost, alpha=-1.0 / epsilon).add_(y[None, columns]).exp_()
-            if pv is not None and v is not None:
-                pv[rows] += plan @ v[columns]
-            if ptu is not None and u is not None:
-                ptu[columns] += plan.mT @ u[rows]
+            torch.threshold_(plan, _SMALLEST_ENTRY[self.dtype], 0.0)
+            if forward is not None:
+                forward.add(rows, plan, columns)
+            if backward is not None:
+                backward.add(columns, plan.mT, rows)
             if group.symmetric:
                 # the mirror image of the part right of the diagonal block: P_ji with the roles of f and g exchanged
                 rest = slice(rows.stop, m)
                 past = cost[:, rows.stop - columns.start :]
                 mirror = torch.add(x[rest, None], past.mT, alpha=-1.0 / epsilon).add_(y[None, rows]).exp_()
-                if pv is not None and v is not None:
-                    pv[rest] += mirror @ v[rows]
-                if ptu is not None and u is not None:
-                    ptu[rows] += mirror.mT @ u[rest]
-        return pv, ptu
+                torch.threshold_(mirror, _SMALLEST_ENTRY[self.dtype], 0.0)
+                if forward is not None:
+                    forward.add(rest, mirror, rows)
+                if backward is not None:
+                    backward.add(rows, mirror.mT, rest)
+        pv, r = (None, None) if forward is None else forward.result()
+        ptu, c = (None, None) if backward is None else backward.result()
+        return PlanProduct(pv, ptu, r, c)
 
     def pack_rows(self, values: Tensor, problem: int) -> Tensor:
         """Pad to the row layout."""
@@ -409,3 +411,21 @@ def _length(part: slice) -> int:
 
 def _size(block: _Block) -> int:
     return _length(block.problems) * _length(block.rows) * _length(block.columns)
+
+
+class _Product:
+    """A matrix times a plan that comes block by block, and the plan's row sums, accumulated in float64."""
+
+    def __init__(self, values: Tensor, rows: int, dtype: torch.dtype) -> None:
+        self.like, self.values = values, values.to(dtype)
+        self.out = torch.zeros(rows, values.shape[1], dtype=torch.float64, device=values.device)
+        self.sums = torch.zeros(rows, dtype=torch.float64, device=values.device)
+
+    def add(self, rows: slice, plan: Tensor, columns: slice) -> None:
+        """Take in one block of the plan."""
+        self.out[rows] += plan @ self.values[columns]
+        self.sums[rows] += plan.sum(1)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The product in the dtype of the values, and the sums."""
+        return self.out.to(self.like.dtype), self.sums

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.ops import tuning
+from otdd_flash.ops.plan_product import ROUNDED_ONCE
 from otdd_flash.ops.tuning import KernelConfig
 
 _POINTERS = {
     "tiles": "*fp32", "exponent": "*fp32", "table": "*fp32", "partial": "*fp32", "peak": "*fp32", "total": "*fp32",
-    "u": "*fp32", "v": "*fp32", "values": "*fp32", "out": "*fp32", "labels": "*i32", "jobs": "*i64",
+    "u": "*fp32", "v": "*fp32", "high": "*fp16", "low": "*fp16", "mass": "*fp32", "out": "*fp32", "labels": "*i32", "jobs": "*i64",
 }  # fmt: skip
 _SCALARS = {
     "scale": "fp32",
@@ -53,14 +54,21 @@ def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tupl
             yield "marginals", config, {"LABELS": True}
         yield "softmin", tuning.softmin_config(mode, arch), {"LABELS": True}
         yield "scores", tuning.fill_config(stored, arch), {"LABELS": True}
-        for columns in (16, 784):
-            yield "apply_plan", tuning.apply_config(mode, columns, arch), {"LABELS": True}
+        exact = mode not in ROUNDED_ONCE
+        for columns in (16, 64, 128):
+            config = tuning.apply_config(mode, columns, arch, exact=exact)
+            yield "apply_plan", config, {"LABELS": True, "EXACT": exact}
+        yield "plan_tiles", tuning.plan_tiles_config(mode, arch), {"LABELS": True, "EXACT": exact}
         if mode != "fp32":
             continue
         yield "stored_marginals", stored, {}
         yield "softmin", tuning.softmin_config(mode, arch, stored=stored.block_n), {"LABELS": False}
-        for columns in (16, 784):
-            yield "apply_plan", tuning.apply_config(mode, columns, arch, stored=stored.block_n), {"LABELS": False}
+        for exact in (False, True):
+            for columns in (16, 64, 128):
+                config = tuning.apply_config(mode, columns, arch, stored=stored.block_n, exact=exact)
+                yield "apply_plan", config, {"LABELS": False, "EXACT": exact}
+            config = tuning.plan_tiles_config(mode, arch, stored=stored.block_n)
+            yield "plan_tiles", config, {"LABELS": False, "EXACT": exact}
 
 
 def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], arch: int) -> Resources:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.kernels.apply_plan import apply_plan
 from otdd_flash.kernels.marginals import JOB_FIELDS, marginals
 from otdd_flash.kernels.ordered_sum import ordered_sum
 from otdd_flash.kernels.potentials import exponents
@@ -22,9 +21,10 @@ from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
 from otdd_flash.kernels.source import ScoreSource
 from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import choices, tuning
-from otdd_flash.ops.base import Memory, OperatorInfo, Precision, Problem
+from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem
 from otdd_flash.ops.packing import PackedClouds, pack
-from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs, strip_height
+from otdd_flash.ops.plan_product import plan_product
+from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs
 from otdd_flash.ops.tiles import Extent, ceil_div, tile_count
 
 _INTERPRETER_BUDGET = 256 << 20
@@ -55,21 +55,21 @@ class FusedOperator:
     ):
         self.cost, self.problems, self.packed = cost, tuple(problems), packed
         self.device = packed.operand.device
-        self._arch = tuning.architecture(self.device)
+        self.arch = tuning.architecture(self.device)
         sizes = [(cost.clouds[i].n, cost.clouds[j].n) for i, j in self.problems]
         self._rows, self._cols = (ceil_div(max(s[k] for s in sizes), ALIGN) * ALIGN for k in (0, 1))
         self.a = torch.stack([self.pack_rows(cost.clouds[i].weights, p) for p, (i, _) in enumerate(self.problems)])
         self.b = torch.stack([self.pack_columns(cost.clouds[j].weights, p) for p, (_, j) in enumerate(self.problems)])
-        self._log_weight = torch.cat([self.a.flatten(), self.b.flatten()]).log2()
-        self._alpha = torch.cat([self._layout_alpha(0), self._layout_alpha(1)])
-        self._exponent = torch.empty(self._alpha.shape, dtype=torch.float32, device=self.device)
-        self._stored_config = tuning.stored_config(packed.mode, self._arch)
+        self.log_weight = torch.cat([self.a.flatten(), self.b.flatten()]).log2()
+        self.alpha = torch.cat([self._layout_alpha(0), self._layout_alpha(1)])
+        self._exponent = torch.empty(self.alpha.shape, dtype=torch.float32, device=self.device)
+        self.stored_config = tuning.stored_config(packed.mode, self.arch)
         extents = self._make_extents()
-        stored, streamed = divide(extents, capacity, self._stored_config)
+        stored, streamed = divide(extents, capacity, self.stored_config)
         whole = not streamed
-        self._extents = [extent for _, extent in stored] if whole else extents
-        self._strip = self._stored_config.block_n if whole else 0  # softmin and apply_plan read whole problems
-        self._softmin_config = tuning.softmin_config(packed.mode, self._arch, stored=self._strip)
+        self.extents = [extent for _, extent in stored] if whole else extents
+        self.strip = self.stored_config.block_n if whole else 0  # softmin and apply_plan read whole problems
+        self._softmin_config = tuning.softmin_config(packed.mode, self.arch, stored=self.strip)
         self._sweeps = self._make_sweeps(stored, streamed, config, deterministic=deterministic)
         self._partial = torch.empty(sum(s.plan.slots for s in self._sweeps), dtype=torch.float32, device=self.device)
         rest = self._partial
@@ -77,7 +77,7 @@ class FusedOperator:
             rest = sweep.take_slots(rest)
         self._descriptors: dict[tuple[int, int], object] = {}
         self._tiles = self._store_scores() if stored else None
-        held = (self.a, self.b, self._log_weight, self._alpha, self._exponent, self._partial, self._tiles)
+        held = (self.a, self.b, self.log_weight, self.alpha, self._exponent, self._partial, self._tiles)
         self.info = OperatorInfo(
             "triton", packed.mode, "cached" if whole else "part-cached" if stored else "streamed",
             packed.bytes + sum(t.numel() * t.element_size() for t in held if t is not None),
@@ -133,19 +133,19 @@ class FusedOperator:
 
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
-        _, slope = self._slopes(epsilon)
-        out = torch.zeros(self._alpha.shape, dtype=torch.float64, device=self.device)
+        _, slope = self.slopes(epsilon)
+        out = torch.zeros(self.alpha.shape, dtype=torch.float64, device=self.device)
         rows = self.a.numel()
         sums = out[:rows].view(self.a.shape), out[rows:].view(self.b.shape)
         if active is not None and not active.any():
             return sums
-        exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
+        exponents(f.contiguous(), g.contiguous(), self.alpha, self.log_weight, slope, self._exponent)
         self._partial.zero_()
         for sweep in self._sweeps:
             jobs, config = sweep.jobs(active, self.device), sweep.config
             if jobs is not None:
                 kernel = stored_marginals if sweep.stored else marginals
-                source = self._source(config, epsilon, stored=sweep.stored)
+                source = self.source(config, epsilon, stored=sweep.stored)
                 kernel(source, self._exponent, jobs.jobs, sweep.partial, config=config)
                 ordered_sum(sweep.partial, jobs.sums, out, block=config.block_n)
         return sums
@@ -154,18 +154,18 @@ class FusedOperator:
         """Safe half step of all problems; see :class:`otdd_flash.ops.base.PlanOperator`."""
         if side not in ("rows", "columns"):
             raise ValueError(f"side must be rows or columns, got {side!r}")
-        _, slope = self._slopes(epsilon)
+        _, slope = self.slopes(epsilon)
         rows = side == "rows"
         f, g = (torch.zeros_like(self.a), potential) if rows else (potential, torch.zeros_like(self.b))
-        exponents(f.contiguous(), g.contiguous(), self._alpha, self._log_weight, slope, self._exponent)
-        own, weights = (self._alpha[: self.a.numel()], self.a) if rows else (self._alpha[self.a.numel() :], self.b)
+        exponents(f.contiguous(), g.contiguous(), self.alpha, self.log_weight, slope, self._exponent)
+        own, weights = (self.alpha[: self.a.numel()], self.a) if rows else (self.alpha[self.a.numel() :], self.b)
         splits, jobs = softmin_jobs(
-            self._extents, self._softmin_config, rows=rows, fields=SOFTMIN_FIELDS,
-            sizes=(self.a.numel(), self.b.numel()), stored=self._stored_config,
+            self.extents, self._softmin_config, rows=rows, fields=SOFTMIN_FIELDS,
+            sizes=(self.a.numel(), self.b.numel()), stored=self.stored_config,
         )  # fmt: skip
         peak = torch.full((splits, own.numel()), -math.inf, dtype=torch.float32, device=self.device)
         total = torch.zeros_like(peak)
-        source = self._source(self._softmin_config, epsilon, stored=self._strip > 0)
+        source = self.source(self._softmin_config, epsilon, stored=self.strip > 0)
         softmin(source, self._exponent, jobs.to(self.device), peak, total, config=self._softmin_config)
         value = torch.logsumexp(peak.to(torch.float64) * math.log(2.0) + total.to(torch.float64).log(), 0)
         out = (own - value / (slope * math.log(2.0))).view(weights.shape)
@@ -173,24 +173,19 @@ class FusedOperator:
 
     def apply_plan(
         self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """``(P v, P^T u)`` of one problem; see :class:`otdd_flash.ops.base.PlanOperator`."""
+    ) -> PlanProduct:
+        """``P v`` and ``P^T u`` of one problem; see :class:`otdd_flash.ops.base.PlanOperator`."""
         i, j = self.problems[problem]
         if i == j:
             g = f
-        left, right = self.pack_rows(f, problem)[None], self.pack_columns(g, problem)[None]
-        _, slope = self._slopes(epsilon)
-        rows, cols = self.a.numel(), self._cols
-        alpha, log_weight = (
-            torch.cat([t[problem * self._rows :][: self._rows], t[rows + problem * cols :][:cols]])
-            for t in (self._alpha, self._log_weight)
-        )
-        both = torch.empty(alpha.shape, dtype=torch.float32, device=self.device)
-        exponents(left, right, alpha, log_weight, slope, both)
-        sides = (both[: self._rows], both[self._rows :])
-        product = None if v is None else self._product(problem, sides, v, epsilon, transposed=False)
-        transposed = None if u is None else self._product(problem, sides[::-1], u, epsilon, transposed=True)
-        return product, transposed
+        pv, r = (None, None) if v is None else plan_product(self, problem, f, g, epsilon, v, transposed=False)
+        ptu, c = (None, None) if u is None else plan_product(self, problem, g, f, epsilon, u, transposed=True)
+        return PlanProduct(pv, ptu, r, c)
+
+    def of_problem(self, values: Tensor, problem: int) -> tuple[Tensor, Tensor]:
+        """The rows' and the columns' part, for one problem, of values in the flat layout of all."""
+        rows, columns = values[: self.a.numel()], values[self.a.numel() :]
+        return rows.view(self.a.shape)[problem], columns.view(self.b.shape)[problem]
 
     def pack_rows(self, values: Tensor, problem: int) -> Tensor:
         """Cloud order ``(n,)`` to the row layout ``(N,)``."""
@@ -257,14 +252,14 @@ class FusedOperator:
         """One sweep over the stored scores and one over the rest."""
         slot_bytes = max(192 << 20, 256 * self.packed.alpha.shape[0])
         mode, features = self.packed.mode, self.packed.features
-        config = config or choices.load(self.device, mode, features) or tuning.table_config(mode, features, self._arch)
+        config = config or choices.load(self.device, mode, features) or tuning.table_config(mode, features, self.arch)
         return [
             Sweep(pieces, shape, stored=kept, deterministic=deterministic, slot_bytes=slot_bytes)
-            for pieces, shape, kept in ((stored, self._stored_config, True), (streamed, config, False))
+            for pieces, shape, kept in ((stored, self.stored_config, True), (streamed, config, False))
             if pieces
         ]
 
-    def _slopes(self, epsilon: float) -> tuple[float, float]:
+    def slopes(self, epsilon: float) -> tuple[float, float]:
         """``(per unit of a score, per unit of the cost)``, base 2; consistent to the last bit of float32."""
         slope = math.log2(math.e) / epsilon
         scale = struct.unpack("f", struct.pack("f", self._unit * slope))[0]
@@ -275,9 +270,9 @@ class FusedOperator:
         """Cost per unit of a score: of the dot product, or of the table where the features do not count."""
         return self.packed.scale or 1.0
 
-    def _source(self, config: tuning.KernelConfig, epsilon: float, *, stored: bool) -> ScoreSource:
+    def source(self, config: tuning.KernelConfig, epsilon: float, *, stored: bool) -> ScoreSource:
         """Where the kernels of ``config`` get their scores at ``epsilon``."""
-        scale, slope = self._slopes(epsilon)
+        scale, slope = self.slopes(epsilon)
         packed = self.packed
         rows, cols = (
             self._descriptor(block, config.block_k) if config.tma else packed.operand
@@ -303,7 +298,7 @@ class FusedOperator:
 
     def _store_scores(self) -> Tensor:
         """Write the tiles of the first sweep once."""
-        sweep, config = self._sweeps[0], tuning.fill_config(self._stored_config, self._arch)
+        sweep, config = self._sweeps[0], tuning.fill_config(self.stored_config, self.arch)
         count = sum(tile_count(e, config.block_m, config.block_n) for e in sweep.plan.extents)
         spare = _spare_scores(config)
         size = count * config.block_m * config.block_n
@@ -312,50 +307,11 @@ class FusedOperator:
         jobs = sweep.jobs(None, self.device)
         assert jobs is not None
         source = replace(
-            self._source(config, 1.0, stored=False), tiles=tiles, scale=self.packed.scale / self._unit,
+            self.source(config, 1.0, stored=False), tiles=tiles, scale=self.packed.scale / self._unit,
             table_scale=-1.0 / self._unit,
         )  # fmt: skip
         scores(source, jobs.jobs, config=config, fields=JOB_FIELDS)
         return tiles
-
-    def _product(
-        self, problem: int, sides: tuple[Tensor, Tensor], values: Tensor, epsilon: float, *, transposed: bool
-    ) -> Tensor:
-        """The plan of ``problem``, or its transpose, times ``values``; ``sides`` are the exponents of its two sides."""
-        i, j = self.problems[problem][::-1] if transposed else self.problems[problem]
-        extent, stored = self._extents[problem], self._stored_config
-        n, m = self.cost.clouds[i].n, self.cost.clouds[j].n
-        if values.dim() != 2 or len(values) != m:
-            raise ValueError(f"the matrix must have one row for each of the {m} points, got {tuple(values.shape)}")
-        width = values.shape[1]
-        config = tuning.apply_config(self.packed.mode, width, self._arch, stored=self._strip)
-        order, back = self.packed.order[j], self.packed.order[i]
-        right = torch.zeros(
-            ceil_div(width, config.block_w) * config.block_w, len(sides[1]), dtype=torch.float32, device=self.device
-        )
-        right[:width, :m] = (values if order is None else values[order]).T
-        row_blocks, col_blocks = ceil_div(n, config.block_m), ceil_div(m, config.block_n)
-        chunks = right.shape[0] // config.block_w
-        share = ceil_div(col_blocks, min(col_blocks, 16, ceil_div(512, row_blocks * chunks)))
-        out = torch.empty(
-            ceil_div(col_blocks, share), row_blocks * config.block_m, right.shape[0], dtype=torch.float32,
-            device=self.device,
-        )  # fmt: skip
-        source = self._source(config, epsilon, stored=self._strip > 0)
-        if source.tiles is not None:
-            source = replace(source, tiles=source.tiles[extent.tile * stored.block_m * stored.block_n :])
-        apply_plan(
-            source, sides, right, out,
-            rows=(self.packed.offsets[i], self.packed.offsets[i] + n, row_blocks),
-            cols=(self.packed.offsets[j], col_blocks, share),
-            strips=(strip_height(extent, stored), 2 if extent.symmetric else int(transposed)), config=config,
-        )  # fmt: skip
-        summed = out.sum(0, dtype=torch.float64)[:n, :width]
-        if back is None:
-            return summed
-        result = torch.empty_like(summed)
-        result[back] = summed
-        return result
 
 
 def _stored_scores(cost: DotProductCost, problems: Sequence[Problem], config: tuning.KernelConfig) -> int:

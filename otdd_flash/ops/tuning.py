@@ -75,6 +75,7 @@ _AMPERE = {
 }
 _FLOAT32 = (64, 64, 16, 4, 2)  # no matrix unit: plain multiply-adds
 _STORED = (64, 128, 32, 4, 1)
+WIDEST_IN_KERNEL = 128  # columns of a right-hand side for which ``apply_plan`` computes every score once
 _CACHING_PAYS_FROM = {"int8": 416, "fp16": 256, "fp16x3": 96, "tf32": 96, "fp32": 32}
 
 
@@ -123,18 +124,31 @@ def fill_config(config: KernelConfig, arch: int) -> KernelConfig:
     return replace(config, stages=3, tma=_has_tma(arch))
 
 
-def apply_config(mode: str, columns: int, arch: int, *, stored: int = 0) -> KernelConfig:
-    """Configuration of ``apply_plan`` for a right-hand side of ``columns`` columns."""
+def apply_config(mode: str, columns: int, arch: int, *, stored: int = 0, exact: bool = True) -> KernelConfig:
+    """Configuration of ``apply_plan`` for a right-hand side of ``columns`` columns, in one float16 piece or two."""
     block_w = 16 if columns <= 16 else 64 if columns <= 64 else 128
     if arch == 0:
         return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored, block_w=min(block_w, 32))
-    if mode == "fp32" or not _has_tma(arch):
-        return KernelConfig(mode, 64, 32, 16 if mode == "fp32" else 32, 4, 2, stored=stored, block_w=min(block_w, 64))
     if stored:
         shape = (128, 64, 32, 8, 1) if block_w == 128 else (64, 64, 32, 4, 2)
         return KernelConfig(mode, *shape, stored=stored, block_w=block_w)
+    if mode == "fp32" or not _has_tma(arch):
+        return KernelConfig(mode, 64, 32, 16 if mode == "fp32" else 32, 4, 2, block_w=min(block_w, 64))
     block_k = {"int8": 128, "tf32": 32}.get(mode, 64)
-    return KernelConfig(mode, 128, 64, block_k, 8, 2, tma=True, block_w=block_w)
+    return KernelConfig(mode, 128, 64 if exact or block_w == 128 else 128, block_k, 8, 2, tma=True, block_w=block_w)
+
+
+def plan_tiles_config(mode: str, arch: int, *, stored: int = 0) -> KernelConfig:
+    """Configuration of ``plan_tiles``."""
+    if arch == 0:
+        return KernelConfig(mode, 32, 64, 32, 2, 1, stored=stored)
+    if stored:
+        return KernelConfig(mode, 64, 128, 32, 4, 1, stored=stored)
+    if mode == "fp32":
+        return KernelConfig(mode, *_FLOAT32)
+    if not _has_tma(arch):
+        return KernelConfig(mode, *_AMPERE[mode])
+    return KernelConfig(mode, *_HOPPER[mode], tma=True)
 
 
 def caching_pays(mode: str, width: int) -> bool:

@@ -42,6 +42,7 @@ class Anderson:
         self.mixing = torch.where(symmetric, _SYMMETRIC_MIXING, 1.0).to(a)
         shape = (batch, MEMORY, self.root.shape[1])
         self.moves, self.changes = a.new_zeros(shape), a.new_zeros(shape)
+        self.gram = a.new_zeros(batch, MEMORY, MEMORY)  # of the changes, weighted
         self.slot = torch.zeros(1, dtype=torch.int64, device=a.device)  # where the next difference goes
         self.last = torch.zeros_like(self.root), torch.zeros_like(self.root)
         self.best = a.new_full((batch, 1), torch.inf)
@@ -69,9 +70,9 @@ class Anderson:
             eps: epsilon.
         """
         z, residual = torch.cat([f, g], 1) / eps, torch.cat(steps, 1)
-        self._remember(z, residual)
+        weighted = self._remember(z, residual)
         self._guard(error[:, None])
-        accelerated = self._combine(residual)
+        accelerated = self._combine(residual, weighted)
         longest = accelerated.abs().amax(1, keepdim=True)
         limit = _FREE + _LONGEST * residual.abs().amax(1, keepdim=True)
         accelerated = accelerated * (limit / longest).clamp_max(1.0)
@@ -80,11 +81,17 @@ class Anderson:
         self.plain.sub_(1)
         return chosen[:, : self.n], chosen[:, self.n :]
 
-    def _remember(self, z: Tensor, residual: Tensor) -> None:
+    def _remember(self, z: Tensor, residual: Tensor) -> Tensor:
+        """Take in the latest differences; returns all weighted changes, of whose products only one row is new."""
         for history, last, now in zip((self.moves, self.changes), self.last, (z, residual), strict=True):
             history.index_copy_(1, self.slot, (now - last)[:, None])
             last.copy_(now)
+        weighted = self.changes * self.root[:, None]
+        row = weighted.index_select(1, self.slot) @ weighted.mT
+        self.gram.index_copy_(1, self.slot, row)
+        self.gram.index_copy_(2, self.slot, row.mT)
         self.slot.add_(1).remainder_(MEMORY)
+        return weighted
 
     def _guard(self, error: Tensor) -> None:
         grown = ~(error <= _GROWTH * self.best)
@@ -92,14 +99,13 @@ class Anderson:
         forget = (self.plain > 0)[..., None]
         self.moves.masked_fill_(forget, 0.0)
         self.changes.masked_fill_(forget, 0.0)
+        self.gram.masked_fill_(forget, 0.0)
         self.best.copy_(torch.where(grown, error, torch.minimum(self.best, error)))
 
-    def _combine(self, residual: Tensor) -> Tensor:
-        weighted = self.changes * self.root[:, None]
-        gram = weighted @ weighted.mT
-        diagonal = gram.diagonal(dim1=1, dim2=2)
+    def _combine(self, residual: Tensor, weighted: Tensor) -> Tensor:
+        diagonal = self.gram.diagonal(dim1=1, dim2=2)
         ridge = _REGULARISATION * diagonal.amax(1, keepdim=True) + (diagonal == 0)  # an empty slot takes no part
         right = weighted @ (self.root * residual)[..., None]
-        alpha = solve_small(gram + torch.diag_embed(ridge), right[..., 0])[:, None]
+        alpha = solve_small(self.gram + torch.diag_embed(ridge), right[..., 0])[:, None]
         theta = self.mixing
         return theta * residual - (alpha @ self.moves + theta[..., None] * (alpha @ self.changes))[:, 0]

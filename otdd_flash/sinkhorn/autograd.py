@@ -193,9 +193,14 @@ class DivergenceInputs:
             keep_operator=True,
         )  # fmt: skip
 
-    def attach(self, found: Divergence) -> Tensor:
-        """The value of ``found``, solved from these inputs, as a tensor with a graph."""
-        derivatives = Derivatives(found, stored=found.info.memory == "cached")
+    def attach(self, found: Divergence, *, fixed_target: bool = False) -> Tensor:
+        """The value of ``found``, solved from these inputs, as a tensor with a graph.
+
+        Args:
+            found: the solved problem.
+            fixed_target: the self term of ``y`` is a constant, and so is its part of the table: a pass less.
+        """
+        derivatives = Derivatives(found, stored=found.info.memory == "cached", fixed_target=fixed_target)
         return _Value.apply(derivatives, self.x, self.y, self.a, self.b, self.table, self.feature_weight)
 
 

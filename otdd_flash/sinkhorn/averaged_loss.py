@@ -204,7 +204,7 @@ def _pull(own: PointCloud, other: PointCloud, f: Tensor, g: Tensor, settings: Lo
     """``(n, d)``: ``sum_j P_ij (x_i - y_j)``."""
     cost = DotProductCost.build([own, other], feature_weight=0.5)
     operator = make_operator(cost, [(0, 1)], epsilon=settings.epsilon, memory="streamed", precision=settings.precision)
-    moved, _ = operator.apply_plan(0, f, g, settings.epsilon, v=cost.centred(1, own.points.dtype))
+    moved = operator.apply_plan(0, f, g, settings.epsilon, v=cost.centred(1, torch.float64)).pv
     assert moved is not None
     mass = own.weights if settings.rho is None else own.weights * (-f / settings.rho).exp()
     return mass[:, None] * cost.centred(0, torch.float64) - moved

@@ -83,15 +83,17 @@ class Derivatives:
         found: the solved divergence; balanced.
         stored: keep the plans as matrices for Hessian products, which are then cheaper by far.
         options: accuracy of the linear solves.
+        fixed_target: the self term of the second cloud is a constant, table included.
     """
 
     found: Divergence
     stored: bool = False
     options: ImplicitOptions = DEFAULT_IMPLICIT
+    fixed_target: bool = False
     record: Record = field(default_factory=Record)
 
     def gradient(self, wanted: Wanted) -> Fields:
-        """The gradients asked for, float64.
+        """The gradients asked for: of the points in the precision of the solve, the others in float64.
 
         They are the exact gradients of the problem whose weights are the plan's own marginals: these differ from the
         weights given by ``found.marginal_error`` in L1, and the gradients' error is proportional to that.
@@ -145,13 +147,15 @@ class Derivatives:
                 along = Fields(moved, moved, mass, mass, direction.table, direction.weight)
             if not any(want) or (along is not None and all(entry is None for entry in along)):
                 continue
+            if self.fixed_target and points == "y":
+                continue
             own = term(p, want, along)
             for name, value, factor in (
                 (points, own.x, 1.0), (weights, own.a, 1.0), ("table", own.table, 0.5), ("weight", own.weight, 0.5),
             ):  # fmt: skip
                 total = out[name]
                 if value is not None and total is not None:
-                    out[name] = total - factor * value
+                    out[name] = total.sub_(value, alpha=factor)
         return Fields(**out)
 
     def _solve(self, p: PlanProducts) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
@@ -194,26 +198,26 @@ def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tupl
 
 def _gradient(p: PlanProducts, wanted: Wanted) -> Fields:
     """Gradients of ``OT`` of one problem at fixed plan; those of the rows only where it is symmetric."""
-    w, d = p.cost.feature_weight, p.y.shape[1]
     labels = ClassColumns(p) if wanted.table else None
-    v = _columns(p.y, wanted, labels)
-    u = torch.cat([p.x, torch.ones_like(p.x[:, :1])], 1) if wanted.y or wanted.b else None
-    pv, ptu = p.apply(v=v, u=u)
+    x, y = p.points()
+    found = p.apply(v=_columns(y, wanted, labels), u=x if wanted.y or wanted.b else None)
+    pv, r, w, d = found.pv, found.r, p.cost.feature_weight, y.shape[1]
     assert pv is not None
-    r = pv[:, d]
+    assert r is not None
     out: dict[str, Tensor] = {}
     if wanted.x:
-        out["x"] = torch.addcmul(pv[:, :d].neg(), r[:, None], p.x).mul_(2 * w)
+        out["x"] = torch.addcmul(pv[:, :d].neg(), r[:, None].to(x.dtype), x).mul_(2 * w)
     if wanted.a:
         out["a"] = _potential(p.potentials.f, p.a, r, p.epsilon)
-    if ptu is not None and wanted.y:
-        out["y"] = torch.addcmul(ptu[:, :d].neg(), ptu[:, d:], p.y).mul_(2 * w)
-    if ptu is not None and wanted.b:
-        out["b"] = _potential(p.potentials.g, p.b, ptu[:, d], p.epsilon)
+    if found.ptu is not None and found.c is not None:
+        if wanted.y:
+            out["y"] = torch.addcmul(found.ptu.neg(), found.c[:, None].to(y.dtype), y).mul_(2 * w)
+        if wanted.b:
+            out["b"] = _potential(p.potentials.g, p.b, found.c, p.epsilon)
     if wanted.weight:
-        out["weight"] = _mean_distance(p, pv)
+        out["weight"] = _mean_distance(x, r, pv)
     if labels is not None:
-        out["table"] = labels.scatter(pv[None, :, d + 1 + wanted.weight :])[0]
+        out["table"] = labels.scatter(pv[None, :, d + wanted.weight :].to(torch.float64))[0]
     return Fields(**out)
 
 
@@ -224,14 +228,15 @@ def _hessian(p: PlanProducts, wanted: Wanted, along: Fields, solve: Callable) ->
     rows, columns = p.marginals
     w, d, (py, ptx) = p.cost.feature_weight, p.y.shape[1], p.images
     labels = ClassColumns(p) if wanted.table else None
-    u = torch.cat([p.x, torch.ones_like(p.x[:, :1])], 1) if wanted.y else None
-    dpv, dptu = p.weighted(*moved.plan_factors(f, g), v=_columns(p.y, wanted, labels), u=u)
+    v, u = (torch.cat([t, torch.ones_like(t[:, :1])], 1) for t in (_columns(p.y, wanted, labels), p.x))
+    dpv, dptu = p.weighted(*moved.plan_factors(f, g), v=v, u=u if wanted.y else None)
     assert dpv is not None
+    drows = dpv[..., -1:]
     out: dict[str, Tensor] = {}
     ex = rows[:, None] * p.x - py
     ey = columns[:, None] * p.y - ptx
     if wanted.x:
-        out["x"] = 2 * w * (dpv[..., d : d + 1] * p.x - dpv[..., :d])
+        out["x"] = 2 * w * (drows * p.x - dpv[..., :d])
         if along.x is not None:
             out["x"] += 2 * w * rows[:, None] * along.x
         if along.y is not None:
@@ -251,29 +256,30 @@ def _hessian(p: PlanProducts, wanted: Wanted, along: Fields, solve: Callable) ->
     if wanted.b:
         out["b"] = g
     if wanted.weight:
-        out["weight"] = torch.stack([_mean_distance(p, entry) for entry in dpv])
+        out["weight"] = torch.stack([_mean_distance(p.x, entry[:, -1], entry) for entry in dpv])
         for points, error in ((along.x, ex), (along.y, ey)):
             if points is not None:
                 out["weight"] = out["weight"] + 2 * (points * error).sum((1, 2))
     if labels is not None:
-        out["table"] = labels.scatter(dpv[..., d + 1 + wanted.weight :])
+        out["table"] = labels.scatter(dpv[..., d + wanted.weight : -1])
     return Fields(**out)
 
 
 def _columns(y: Tensor, wanted: Wanted, labels: ClassColumns | None) -> Tensor:
-    """Right-hand columns ``[y, 1, |y|^2, classes]``, the last two where they are wanted."""
-    parts = [y, torch.ones_like(y[:, :1])]
+    """Right-hand columns ``[y, |y|^2, classes]``, the last two where they are wanted."""
+    parts = [y]
     if wanted.weight:
         parts.append(y.square().sum(1, keepdim=True))
     if labels is not None:
-        parts.append(labels.one_hot)
-    return torch.cat(parts, 1)
+        parts.append(labels.one_hot.to(y.dtype))
+    return torch.cat(parts, 1) if len(parts) > 1 else y
 
 
-def _mean_distance(p: PlanProducts, pv: Tensor) -> Tensor:
-    """``sum_ij P_ij |x_i - y_j|^2`` from the products with ``[y, 1, |y|^2]``."""
-    d = p.x.shape[1]
-    return pv[:, d] @ p.x.square().sum(1) + pv[:, d + 1].sum() - 2 * (p.x * pv[:, :d]).sum()
+def _mean_distance(x: Tensor, mass: Tensor, image: Tensor) -> Tensor:
+    """``sum_ij P_ij |x_i - y_j|^2`` from ``P 1`` and ``P [y, |y|^2]``."""
+    d = x.shape[1]
+    x, image = x.to(torch.float64), image.to(torch.float64)
+    return mass @ x.square().sum(1) + image[:, d].sum() - 2 * (x * image[:, :d]).sum()
 
 
 def _potential(potential: Tensor, weights: Tensor, marginal: Tensor, epsilon: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.ops import Backend, PlanOperator, Precision, make_operator
+from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
 from otdd_flash.types import Potentials
 
 
@@ -41,25 +41,24 @@ class TransportPlan:
 
     def apply(self, v: Tensor) -> Tensor:
         """``P v`` for ``v (m,)`` or ``(m, w)``, float64, no ``n x m`` matrix."""
-        out, _ = self._operator.apply_plan(0, *self.potentials, self.epsilon, v=self._columns(v, self.shape[1], "v"))
+        out = self._product(v=self._columns(v, self.shape[1], "v")).pv
         assert out is not None
         return out if v.dim() == 2 else out[:, 0]
 
     def apply_transposed(self, u: Tensor) -> Tensor:
         """``P^T u`` for ``u (n,)`` or ``(n, w)``, float64."""
-        _, out = self._operator.apply_plan(0, *self.potentials, self.epsilon, u=self._columns(u, self.shape[0], "u"))
+        out = self._product(u=self._columns(u, self.shape[0], "u")).ptu
         assert out is not None
         return out if u.dim() == 2 else out[:, 0]
 
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums ``(n,), (m,)`` of the plan."""
         n, m = self.shape
-        device = self.cost.device
-        ones_m, ones_n = torch.ones(m, 1, device=device), torch.ones(n, 1, device=device)
-        pv, ptu = self._operator.apply_plan(0, *self.potentials, self.epsilon, v=ones_m, u=ones_n)
-        assert pv is not None
-        assert ptu is not None
-        return pv[:, 0], ptu[:, 0]
+        empty = torch.empty(max(n, m), 0, dtype=torch.float64, device=self.cost.device)
+        found = self._product(v=empty[:m], u=empty[:n])
+        assert found.r is not None
+        assert found.c is not None
+        return found.r, found.c
 
     def map(self, y: Tensor | None = None) -> Tensor:
         """Barycentric projection ``(P y)_i / (P 1)_i`` of each source point: ``(n, d)``.
@@ -69,9 +68,10 @@ class TransportPlan:
         """
         values = self.cost.clouds[self.problem[1]].points if y is None else y
         values = self._columns(values, self.shape[1], "y")
-        ones = torch.ones(len(values), 1, dtype=values.dtype, device=values.device)
-        moved = self.apply(torch.cat([values, ones], 1))
-        return moved[:, :-1] / moved[:, -1:]
+        found = self._product(v=values)
+        assert found.pv is not None
+        assert found.r is not None
+        return found.pv / found.r[:, None]
 
     def class_coupling(self, source_labels: Tensor, target_labels: Tensor) -> Tensor:
         """``(c, c')`` mass sent from each source class to each target class; rows sum to the class weights.
@@ -98,6 +98,11 @@ class TransportPlan:
         if n * m > 1 << 27:
             raise ValueError(f"a dense plan of {n} x {m} takes {n * m * 8 / 2**30:.1f} GiB; use apply() or map()")
         return self.apply(torch.eye(m, dtype=torch.float64, device=self.cost.device))
+
+    def _product(self, *, v: Tensor | None = None, u: Tensor | None = None) -> PlanProduct:
+        """The plan, or its transpose, times float64 columns."""
+        v, u = (None if side is None else side.to(torch.float64) for side in (v, u))
+        return self._operator.apply_plan(0, *self.potentials, self.epsilon, v=v, u=u)
 
     @cached_property
     def _operator(self) -> PlanOperator:

@@ -9,6 +9,7 @@ then one matrix product and no exponential.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, Factors
-from otdd_flash.ops import Backend, PlanOperator, Precision, make_operator
+from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.types import Potentials
 
@@ -62,20 +63,31 @@ class PlanProducts:
         """``(m, d)`` float64 centred points of the columns."""
         return self.x if self.symmetric else self.cost.centred(self.problem[1], torch.float64)
 
+    def points(self) -> tuple[Tensor, Tensor]:
+        """The centred points ``(n, d), (m, d)`` of both sides as the costs had them, in the precision of the solve.
+
+        A mode that rounds the clouds solves a problem of slightly moved points: its gradient is taken at those, so that
+        ``r_i x_i - (P y)_i`` vanishes where it should.
+        """
+        sides = [self.cost.centred(i, self.dtype) for i in dict.fromkeys(self.problem)]
+        if self._precision in ("fp16", "tf32"):
+            sides = [_ten_bits(side) for side in sides]
+        return sides[0], sides[-1]
+
     @cached_property
     def marginals(self) -> tuple[Tensor, Tensor]:
         """Row and column sums ``(n,), (m,)`` of this very plan."""
-        ones = [torch.ones(len(w), 1, dtype=torch.float64, device=w.device) for w in (self.b, self.a)]
-        r, c = self.apply(v=ones[0], u=None if self.symmetric else ones[1])
-        assert r is not None
-        return r[:, 0], (r if c is None else c)[:, 0]
+        empty = [torch.empty(len(w), 0, dtype=torch.float64, device=w.device) for w in (self.b, self.a)]
+        found = self.apply(v=empty[0], u=None if self.symmetric else empty[1])
+        assert found.r is not None
+        return found.r, found.r if found.c is None else found.c
 
     @cached_property
     def images(self) -> tuple[Tensor, Tensor]:
         """``P y (n, d)`` and ``P^T x (m, d)``."""
-        moved, back = self.apply(v=self.y, u=None if self.symmetric else self.x)
-        assert moved is not None
-        return moved, moved if back is None else back
+        found = self.apply(v=self.y, u=None if self.symmetric else self.x)
+        assert found.pv is not None
+        return found.pv, found.pv if found.ptu is None else found.ptu
 
     @cached_property
     def squares(self) -> Tensor:
@@ -86,7 +98,7 @@ class PlanProducts:
             safe = torch.where(r > 0, 1.0 / r, 0.0).to(self.dtype)
             return (safe @ self._plan.square()).to(torch.float64)
         operator, at = self._operator
-        _, out = operator.apply_plan(at, *self.potentials, self.epsilon / 2, u=weighted)
+        out = operator.apply_plan(at, *self.potentials, self.epsilon / 2, u=weighted).ptu
         assert out is not None
         return self.b * out[:, 0]
 
@@ -99,27 +111,33 @@ class PlanProducts:
             plan[rows] = block
         self._plan = plan
 
-    def apply(self, *, v: Tensor | None = None, u: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
-        """``(P v, P^T u)`` for ``v (m, w)`` and ``u (n, w')``, float64."""
+    def apply(self, *, v: Tensor | None = None, u: Tensor | None = None) -> PlanProduct:
+        """``P v`` and ``P^T u`` for ``v (m, w)`` and ``u (n, w')``, and the plan's sums."""
         if self._plan is None:
             operator, at = self._operator
             return operator.apply_plan(at, *self.potentials, self.epsilon, v=v, u=u)
-        return (
-            None if v is None else (self._plan @ v.to(self.dtype)).to(torch.float64),
-            None if u is None else (self._plan.T @ u.to(self.dtype)).to(torch.float64),
+        return PlanProduct(
+            None if v is None else self.forward(v),
+            None if u is None else self.backward(u),
+            None if v is None else self._plan.sum(1, dtype=torch.float64),
+            None if u is None else self._plan.sum(0, dtype=torch.float64),
         )
 
     def forward(self, v: Tensor) -> Tensor:
-        """``P v`` for ``v (m, w)``."""
-        out, _ = self.apply(v=v)
+        """``P v`` for ``v (m, w)``, from the stored plan where there is one."""
+        if self._plan is not None:
+            return (self._plan @ v.to(self.dtype)).to(v.dtype)
+        out = self.apply(v=v).pv
         assert out is not None
         return out
 
     def backward(self, u: Tensor) -> Tensor:
-        """``P^T u`` for ``u (n, w)``."""
+        """``P^T u`` for ``u (n, w)``, likewise."""
         if self.symmetric:
             return self.forward(u)
-        _, out = self.apply(u=u)
+        if self._plan is not None:
+            return (self._plan.T @ u.to(self.dtype)).to(u.dtype)
+        out = self.apply(u=u).ptu
         assert out is not None
         return out
 
@@ -192,3 +210,10 @@ def _potentials(found: Divergence, problem: tuple[int, int]) -> Potentials:
         raise ValueError("a divergence that is not debiased has no self problems")
     f = found.self_potentials[problem[0]]
     return Potentials(f, f)
+
+
+def _ten_bits(points: Tensor) -> Tensor:
+    """Float32 rounded to the mantissa of float16, whatever the size; in place."""
+    peak = float(points.abs().max())
+    scale = 2.0 ** (14 - math.frexp(peak)[1]) if peak > 0 else 1.0
+    return points.mul_(scale).copy_(points.to(torch.float16)).div_(scale)

@@ -158,8 +158,9 @@ def solve(
     elif careful:
         state.descend(largest, epsilon, progress)
     else:
-        for eps in annealing(largest, epsilon, options.scaling):
-            state.anneal(eps)
+        levels = annealing(largest, epsilon, options.scaling)
+        for k, eps in enumerate(levels):
+            state.anneal(eps, last=k + 1 == len(levels))
             if progress is not None:
                 progress("anneal", state.passes, math.nan)
     solution = state.iterate(epsilon, options, progress, until_stalled=not careful)
@@ -182,8 +183,8 @@ class _State:
         self.operator, self.options = operator, options
         self.a, self.b = operator.a, operator.b
         self.f, self.g = torch.zeros_like(self.a), torch.zeros_like(self.b)
-        symmetric = [i == j for i, j in operator.problems]
-        self.symmetric = torch.tensor(symmetric, device=self.a.device)[:, None]
+        self.cross = torch.tensor([i != j for i, j in operator.problems])  # on the host
+        self.symmetric = ~self.cross.to(self.a.device)[:, None]
         self.mass = ((self.a.sum(1) + self.b.sum(1)) / 2).clamp_min(torch.finfo(torch.float64).tiny)
         self.rows, self.columns = (
             Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
@@ -202,12 +203,21 @@ class _State:
             self.f[p] = self.operator.pack_rows(f.to(self.f), p)
             self.g[p] = self.operator.pack_columns(g.to(self.g), p)
 
-    def anneal(self, epsilon: float) -> None:
-        """One over-relaxed step of one side at an intermediate epsilon."""
-        self._marginals(epsilon)
-        f_step, g_step = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
-        self.f.add_(f_step, alpha=epsilon)
-        self.g.add_(g_step, alpha=epsilon)
+    def anneal(self, epsilon: float, *, last: bool) -> None:
+        """One over-relaxed step of one side at an intermediate epsilon.
+
+        Symmetric problems join at the last one: every point has itself at no cost, so that a cold start is no worse
+        than the trouble of an annealed one.
+        """
+        active = self.cross | last
+        if not bool(active.any()):
+            return
+        live = active.to(self.a.device)[:, None]
+        self._marginals(epsilon, active, live)
+        self.passes += 1
+        steps = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
+        for potential, step in zip((self.f, self.g), steps, strict=True):
+            potential.add_(torch.where(live, step, 0.0), alpha=epsilon)
 
     def descend(self, largest: float, epsilon: float, progress: Progress | None) -> None:
         """Anneal the unfinished problems from the start, each stage converged a little."""
@@ -295,7 +305,6 @@ class _State:
         """One pass."""
         if not (self.rows.hard and self.columns.hard):
             self._shift()
-        self.passes += active is None
         marginals = self.operator.marginals(self.f, self.g, epsilon, active)
         for kept, new in zip((self.r, self.c), marginals, strict=True):
             kept.copy_(new if live is None else torch.where(live, new, kept))

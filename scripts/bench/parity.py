@@ -73,7 +73,8 @@ def check_shape(n, m, d, mode, memory, classes):
     rows, columns = op.softmin(g, eps, side="rows"), op.softmin(f, eps, side="columns")
     for p, (f1, g1, P, C, a, b) in enumerate(plans):
         v, u = (torch.randn(k, w, dtype=torch.float64, device="cuda") for k, w in ((len(b), 70), (len(a), 3)))
-        pv, pu = op.apply_plan(p, f1, g1, eps, v=v, u=u)
+        wide = torch.randn(len(b), 200, dtype=torch.float64, device="cuda")
+        product, through_memory = op.apply_plan(p, f1, g1, eps, v=v, u=u), op.apply_plan(p, f1, g1, eps, v=wide)
         pairs = {
             "marginals": [(op.unpack_rows(r[p], p), P.sum(1)), (op.unpack_columns(c[p], p), P.sum(0))],
             "softmin": [
@@ -83,7 +84,8 @@ def check_shape(n, m, d, mode, memory, classes):
                     -eps * torch.logsumexp((f1[:, None] - C) / eps + a.log()[:, None], 0),
                 ),
             ],
-            "apply_plan": [(pv, P @ v), (pu, P.T @ u)],
+            "apply_plan": [(product.pv, P @ v), (product.ptu, P.T @ u), (product.r, P.sum(1)), (product.c, P.sum(0))],
+            "plan_tiles": [(through_memory.pv, P @ wide), (through_memory.r, P.sum(1))],
         }
         for name, both in pairs.items():
             for x, y in both:  # a potential is an exponent: its error counts in units of eps

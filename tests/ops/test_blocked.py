@@ -76,7 +76,10 @@ def test_every_op_equals_the_oracle(n: int, m: int, d: int, labelled: bool, prec
         expected = reference.softmin(C.T, operator.unpack_rows(f[p], p), a.log(), eps)
         torch.testing.assert_close(operator.unpack_columns(columns[p], p)[kept_b], expected[kept_b], **tolerance)
         v, u = torch.randn(len(b), 3).double(), torch.randn(len(a), 2).double()
-        pv, ptu = operator.apply_plan(p, fp, gp, eps, v=v, u=u)
+        product = operator.apply_plan(p, fp, gp, eps, v=v, u=u)
+        pv, ptu = product.pv, product.ptu
+        torch.testing.assert_close(product.r, r0, **tolerance)
+        torch.testing.assert_close(product.c, c0, **tolerance)
         torch.testing.assert_close(pv, reference.apply_plan(C, fp, gp, a, b, eps, v), **tolerance)
         torch.testing.assert_close(ptu, reference.apply_plan(C.T, gp, fp, b, a, eps, u), **tolerance)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -147,19 +148,42 @@ def test_softmin_is_safe_far_from_the_solution():
     assert relative(op.unpack_rows(out[0], 0), oracle.rows()) < 1e-5
 
 
-@pytest.mark.parametrize("width", [1, 40])
-@pytest.mark.parametrize(("mode", "memory"), [("int8", "streamed"), ("fp16x3", "streamed"), ("int8", "cached")])
-def test_apply_plan(mode, memory, width):
+@pytest.mark.parametrize("width", [0, 1, 40, 130])
+@pytest.mark.parametrize(
+    ("mode", "memory"), [("int8", "streamed"), ("fp16x3", "streamed"), ("fp16", "streamed"), ("int8", "cached")]
+)
+def test_apply_plan(mode, memory, width, monkeypatch):
+    monkeypatch.setattr("otdd_flash.ops.plan_product._RECTANGLE", (32, 128))
     cost = make_cost([40, 150], 20, 3, zero=True)
     op, oracles, _, _, eps = build(cost, [(0, 1), (1, 1)], precision=mode, memory=memory)
     gen = torch.Generator().manual_seed(1)
     for p, oracle in enumerate(oracles):
         v = torch.randn(len(oracle.b), width, dtype=torch.float64, generator=gen)
         u = torch.randn(len(oracle.a), width, dtype=torch.float64, generator=gen)
-        forward, backward = op.apply_plan(p, oracle.f, oracle.g, eps, v=v, u=u)
-        assert relative(forward, oracle.P @ v) < TOLERANCE[mode]
-        assert relative(backward, oracle.P.T @ u) < TOLERANCE[mode]
-        assert op.apply_plan(p, oracle.f, oracle.g, eps, v=v)[1] is None
+        pv, ptu, r, c = op.apply_plan(p, oracle.f, oracle.g, eps, v=v, u=u)
+        assert pv.shape == (len(oracle.a), width)
+        if width:
+            assert relative(pv, oracle.P @ v) < TOLERANCE[mode]
+            assert relative(ptu, oracle.P.T @ u) < TOLERANCE[mode]
+        assert relative(r, oracle.P.sum(1)) < TOLERANCE[mode]
+        assert relative(c, oracle.P.sum(0)) < TOLERANCE[mode]
+        only = op.apply_plan(p, oracle.f, oracle.g, eps, v=v)
+        assert only.ptu is None
+        assert only.c is None
+
+
+@pytest.mark.parametrize("width", [3, 130])
+@pytest.mark.parametrize("shift", [-30.0, 30.0])
+def test_apply_plan_of_potentials_that_meet_no_marginals(width, shift):
+    """Row sums e^30 times too large or too small: float16 holds neither, an exact half step mends it."""
+    cost = make_cost([40, 150], 20, 3, zero=True)
+    op, oracles, _, _, eps = build(cost, [(0, 1), (1, 1)])
+    v = torch.randn(150, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for p, oracle in enumerate(oracles):
+        found = op.apply_plan(p, oracle.f + shift * eps / (1 + p), oracle.g + 0.0, eps, v=v)
+        grown = oracle.P * math.exp(shift)  # a symmetric problem's one potential counts on both sides
+        assert relative(found.pv, grown @ v) < EXACT
+        assert relative(found.r, grown.sum(1)) < EXACT
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from otdd_flash.kernels.apply_plan import apply_plan
+from otdd_flash.kernels.apply_plan import SHIFT, apply_plan
 from otdd_flash.kernels.marginals import JOB_FIELDS, marginals
 from otdd_flash.kernels.ordered_sum import ordered_sum
+from otdd_flash.kernels.plan_tiles import plan_tiles
 from otdd_flash.kernels.scores import scores
 from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
 from otdd_flash.kernels.source import ScoreSource
@@ -94,11 +95,21 @@ def test_softmin_and_apply_plan(problem):
     sums = (torch.exp2(peak.double()) * total.double()).sum(0)[:N] * torch.exp2(exponent[:N].double())
     torch.testing.assert_close(sums, plan.sum(1), rtol=1e-5, atol=0)
     config = KernelConfig("fp16", 32, 64, 32, 2, 1, block_w=16)
-    values = torch.zeros(16, 256)
-    values[0, :M] = torch.arange(M)
-    out = torch.empty(1, 64, 16)
+    values = torch.zeros(256, 16, dtype=torch.float16)
+    values[:M, 0] = torch.arange(M)
+    out, mass = torch.empty(1, 64, 16), torch.empty(1, 64)
+    shifted = exponent[:256] + SHIFT
+    halves = values, torch.zeros_like(values)
     apply_plan(
-        source, (exponent[:256], exponent[256:]), values, out, rows=(0, N, 2), cols=(FAR, 1, 1), strips=(64, 0),
+        source, (shifted, exponent[256:]), halves, out, mass, rows=(0, N, 2), cols=(FAR, 1, 1), strips=(64, 0),
         config=config,
     )  # fmt: skip
-    torch.testing.assert_close(out[0, :N, 0].double(), plan @ values[0, :M].double(), rtol=1e-5, atol=0)
+    expected = 2.0**SHIFT * torch.stack([plan @ values[:M, 0].double(), plan.sum(1)])
+    torch.testing.assert_close(torch.stack([out[0, :N, 0], mass[0, :N]]).double(), expected, rtol=1e-5, atol=0)
+    config = KernelConfig("fp16", 32, 64, 32, 2, 1)
+    high, low = torch.empty(64, 64, dtype=torch.float16), torch.empty(64, 64, dtype=torch.float16)
+    plan_tiles(
+        source, (shifted, exponent[256:]), (high, low), at=(0, 0), bases=((0, N), FAR), strips=(64, 0), config=config
+    )
+    written = (high.double() + low.double())[:N, :M]
+    torch.testing.assert_close(written, 2.0**SHIFT * plan, rtol=1e-5, atol=1e-7)
