@@ -101,7 +101,7 @@ def value_histogram(
     if not values.numel() or not bool(values.isfinite().all()):
         raise ValueError("scores must be finite numbers, at least one")
     bins = min(60, max(10, math.isqrt(values.numel()) * 2))
-    with _figure(theme, 5.6, 2.7) as (figure, axes):
+    with _figure(theme, 5.0, 2.5) as (figure, axes):
         axes.hist(values.numpy(), bins=bins, color=COLOURS[theme]["accent"])
         axes.axvline(0, color=COLOURS[theme]["ink"], linewidth=0.8, linestyle=(0, (4, 3)))
         if marked:
@@ -127,7 +127,7 @@ def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme 
     hierarchy = optional_import("scipy.cluster.hierarchy", needed_for="a dendrogram")
     tree, _ = matrix.dendrogram(method)
     drawn = hierarchy.dendrogram(tree, no_plot=True)
-    with _figure(theme, 6.4, 1.2 + 0.34 * len(matrix)) as (figure, axes):
+    with _figure(theme, 5.6, 1.2 + 0.3 * len(matrix)) as (figure, axes):
         for heights, places in zip(drawn["dcoord"], drawn["icoord"], strict=True):
             axes.plot(heights, places, color=COLOURS[theme]["accent"], linewidth=1.6, solid_joinstyle="miter")
         leaves = [matrix.names[i] for i in drawn["leaves"]]
@@ -155,7 +155,7 @@ def set_map(
         raise ValueError(f"method must be mds or tsne, got {method!r}")
     found = matrix.mds(seed) if method == "mds" else matrix.tsne(seed)
     x, y = found.points.T.tolist()
-    with _figure(theme, 5.6, 5.2) as (figure, axes):
+    with _figure(theme, 5.2, 4.8) as (figure, axes):
         axes.scatter(x, y, s=42, color=COLOURS[theme]["accent"], zorder=2)
         for name, *place in zip(_short(matrix.names), x, y, strict=True):
             axes.annotate(name, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)

@@ -59,6 +59,7 @@ def test_wheel_contains_library_kernels_and_configs_and_no_tests(wheel: Path) ->
     for folder in ("kernels", "conf"):
         files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".yaml", ".md")]
         expected |= {Path("otdd_flash") / path.relative_to(ROOT) for path in files}
+    expected |= {path.relative_to(ROOT) for path in (ROOT / "otdd_flash" / "reporting").glob("page.*")}
     assert {path.as_posix() for path in expected} <= names
     assert "otdd_flash/py.typed" in names
     assert "otdd_flash/kernels/__init__.py" not in names

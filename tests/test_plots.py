@@ -87,3 +87,45 @@ def test_without_matplotlib_it_says_how_to_get_it(matrix: otdd.DistanceMatrix, m
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'otdd-flash\[plots\]'"):
         plots.heat_map(matrix)
+
+
+def test_histogram_counts_every_sample_and_marks_some() -> None:
+    scores = torch.linspace(-1, 3, 81, dtype=torch.float64)
+    axes = plots.value_histogram(scores, marked=[-1.0, 3.0], label="score").axes[0]
+    assert sum(bar.get_height() for bar in axes.patches) == 81
+    assert axes.get_xlabel() == "score"
+    zero, marks = axes.lines
+    assert list(zero.get_xdata()) == [0, 0]
+    assert list(marks.get_xdata()) == [-1.0, 3.0]
+    for wrong in (torch.empty(0), torch.tensor([1.0, torch.nan])):
+        with pytest.raises(ValueError, match="scores must be finite"):
+            plots.value_histogram(wrong)
+
+
+def test_class_distances_are_roots() -> None:
+    axes = plots.class_distances(torch.tensor([[4.0, 9.0]]), ["a"], ["b", "c"]).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["2", "3"]
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("source", "target")
+    with pytest.raises(ValueError, match=r"table is \(1, 2\) for 2 source and 2 target names"):
+        plots.class_distances(torch.ones(1, 2), ["a", "b"], ["b", "c"])
+
+
+def test_names_are_neither_formulas_nor_endless(matrix: otdd.DistanceMatrix, tmp_path: Path) -> None:
+    names = ("$\\frac{$", "$x$", "long " * 30, "<d>")
+    for figure in (plots.heat_map, plots.dendrogram, plots.set_map):
+        named = figure(otdd.DistanceMatrix(**{**vars(matrix), "names": names}))
+        text = plots.save(named, tmp_path / "a.svg").read_text()
+        assert "<!-- $\\frac{$ -->" in text
+        assert "<!-- &lt;d&gt; -->" in text
+        assert "long " * 7 not in text
+        assert "…" in text
+
+
+def test_axes_are_dark_enough_in_both_themes(matrix: otdd.DistanceMatrix) -> None:
+    """Ticks are made while drawing, when the theme's settings are gone."""
+    for theme, ink in (("light", "#1f2328"), ("dark", "#e6e8eb")):
+        for figure in (plots.dendrogram(matrix, theme=theme), plots.value_histogram(torch.ones(3), theme=theme)):
+            figure.draw_without_rendering()
+            axes = figure.axes[0]
+            colours = {matplotlib.colors.to_hex(label.get_color()) for label in axes.get_xticklabels()}
+            assert colours == {ink}

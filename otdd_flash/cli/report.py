@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otdd_flash.cli.config import OutputConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
@@ -15,6 +15,9 @@ from otdd_flash.cli.sets import Common, sources
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 from otdd_flash.types import LabeledDataset
+
+if TYPE_CHECKING:
+    from otdd_flash.matrix import SetSource
 
 log = logging.getLogger("otdd")
 
@@ -61,6 +64,7 @@ def _saved(given: Any) -> tuple[list[Any], None]:
 def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
     """Distance, interval, values and map, as the config asks, and the pictures that the values are about."""
     from otdd_flash.distance import dataset_distance
+    from otdd_flash.matrix import pairwise
     from otdd_flash.selection.rank import rank
     from otdd_flash.selection.values import values
 
@@ -74,9 +78,10 @@ def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
     )
     if source.name == target.name:
         target = replace(target, name=f"{target.name} (target)")
+    plain = {key: value for key, value in arguments.items() if key not in ("convention", "cache_dir")}
+    further = _further(config, [source, target], arguments["device"])
     distance = dataset_distance(source, target, **arguments)
     results: list[Any] = [distance]
-    plain = {key: value for key, value in arguments.items() if key not in ("convention", "cache_dir")}
     count = _replicates(config, source, target)
     if count:
         same = {**plain, "epsilon": distance.epsilon}
@@ -86,8 +91,8 @@ def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
         own = {**arguments, "epsilon": None, "relative_epsilon": config.report.values_epsilon}
         results.append(values(source, target, **own))
         pictures = loaded[0] if isinstance(loaded[0], LabeledDataset) and loaded[0].n == source.n else None
-    if config.sets:
-        results.append(_map(config, [source, target], plain))
+    if further:
+        results.append(pairwise({**{side.name: side for side in (source, target)}, **further}, **plain))
     return results, pictures
 
 
@@ -101,17 +106,16 @@ def _replicates(config: ReportConfig, source: LabeledDataset, target: LabeledDat
     return _REPLICATES if cheap else 0
 
 
-def _map(config: ReportConfig, sides: list[LabeledDataset], options: dict[str, Any]) -> Any:
-    """Source, target and the further sets in one matrix."""
-    from otdd_flash.matrix import pairwise
-
+def _further(config: ReportConfig, sides: list[LabeledDataset], device: str) -> dict[str, SetSource]:
+    """The sets that a map adds to source and target, by name; they are loaded when their turn comes."""
+    if not config.sets:
+        return {}
     common = Common(config.max_samples, config.data_root, config.resize, config.seed)
-    further = sources(config.sets, common, config.features, options["device"], fitted_on=config.source)
-    named = {side.name: side for side in sides}
-    repeated = [one.name for one in further if one.name in named]
+    further = sources(config.sets, common, config.features, device, fitted_on=config.source)
+    repeated = sorted({side.name for side in sides} & {one.name for one in further})
     if repeated:
         raise ValueError(f"{repeated} of sets are the names of source or target, which the map has already: use as:")
-    return pairwise({**named, **{one.name: one for one in further}}, **options)
+    return {one.name: one for one in further}
 
 
 def _summary(result: Any) -> dict[str, Any] | None:

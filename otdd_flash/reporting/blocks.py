@@ -104,7 +104,10 @@ class HeatTable:
 
 @dataclass(frozen=True)
 class HeatPicture:
-    """A large heat map as a picture in both themes, a square of ``side`` units an entry, with labels where they fit."""
+    """A large heat map as a picture in both themes, a square of ``side`` units an entry, with labels where they fit.
+
+    ``margins`` are the room left of and above the picture, for the labels.
+    """
 
     kind: ClassVar[str] = "heat_picture"
     caption: str
@@ -113,6 +116,7 @@ class HeatPicture:
     columns: Sequence[tuple[int, str]]
     shape: tuple[int, int]
     side: float
+    margins: tuple[int, int]
     pictures: Mapping[Theme, str]
     legend: tuple[str, str]
 

@@ -17,7 +17,7 @@ from otdd_flash.reporting.pictures import palette_picture
 READABLE = 24  # entries a side up to which the numbers are shown in the map itself
 _MOST_CELLS = 120 * 120  # beyond, a table of numbers would make the page heavy
 _WIDEST, _LARGEST_SIDE, _LABEL = 1600, 11.0, 10.0  # units of a picture, of an entry of it, of a line of text
-_LONGEST = 26  # characters of a label in a picture
+_LONGEST, _LETTER = 26, 5.6  # characters of a label in a picture, units of one
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,11 @@ def _picture(
     themes: tuple[Theme, ...] = ("light", "dark")
     pictures = {theme: palette_picture(levels + 1, (COLOURS[theme]["gap"], *LEVELS[theme])) for theme in themes}
     every = math.ceil(_LABEL / side)
+    down, across = _labels(rows, every), _labels(columns, every)
+    left, top = (round(_LETTER * max(len(name) for _, name in shown)) + 10 for shown in (down, across))
     return HeatPicture(
-        caption, corner, _labels(rows, every), _labels(columns, every), (len(rows), len(columns)), side, pictures,
-        scale.legend,
+        caption=caption, corner=corner, rows=down, columns=across, shape=(len(rows), len(columns)), side=side,
+        margins=(left, top), pictures=pictures, legend=scale.legend,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def matrix_part(matrix: DistanceMatrix) -> Part:
     ordered = matrix.subset([matrix.names[i] for i in matrix.dendrogram()[1]]) if _whole(matrix) else matrix
     blocks += heat_map(
         ordered.roots, ordered.names, ordered.names, Scale.apart(ordered.roots),
-        caption="distance" + (", sets in the order of the tree" if _whole(matrix) else ""), corner="set",
+        caption="distance" + (", sets in the order of the tree" if _whole(matrix) else ""), corner="",
     )  # fmt: skip
     blocks += _figures(matrix.finished())
     blocks += [Folded("Pairs with their certificates", [_pairs(matrix)]), Folded("Sets", [_sets(matrix)])]

@@ -29,7 +29,8 @@ from otdd_flash.selection.values import SampleValues
 from otdd_flash.types import LabeledDataset
 
 TOP = 12  # samples shown of each end
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# Control characters, halves of surrogate pairs, and orders to write backwards: none of them belongs in a name.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def report(

@@ -68,9 +68,10 @@ def inline_svg(figure: Any) -> tuple[str, int]:
             target, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None, "Creator": None}
         )
     text = target.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'\s(xmlns(:\w+)?|version)="[^"]*"', "", text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+    text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
     for name, colour in COLOURS["light"].items():
         text = text.replace(f": {colour}", f": var(--{name})")
     head, rest = text.split(">", 1)
