@@ -80,11 +80,16 @@ class LabelsConfig:
     """What the label part of the ground cost is."""
 
     distance: str | None = "gaussian"
-    """Class-to-class distance: gaussian, gaussian_diag, means or sinkhorn; null for features alone."""
+    """Class-to-class distance: gaussian, gaussian_diag, means, sinkhorn or names; null for features alone."""
     epsilon: float | None = None
     """Regularisation of the class-to-class problems (sinkhorn only); null for a fraction of their mean cost."""
     weight: float = 1.0
     """Factor of the squared class-to-class distance."""
+    embedder: str = "sentence-transformers"
+    """Of class names (names only): sentence-transformers[:<model or folder>]."""
+    scale: Any = 1.0
+    """Squared feature units that a unit of squared name distance is worth (names only); features gives both parts of
+    the cost the same mean."""
 
 
 @dataclass

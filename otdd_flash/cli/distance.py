@@ -11,6 +11,7 @@ import torch
 
 from otdd_flash.cli.config import ConventionConfig, DistanceConfig
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
+from otdd_flash.cli.labels import label_arguments
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -59,9 +60,7 @@ def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
     """Arguments of :func:`otdd_flash.dataset_distance`; ``strict`` stays here, to give the result before it fails."""
     return {
         **asdict(config.solver),
-        "label_distance": config.labels.distance,
-        "label_epsilon": config.labels.epsilon,
-        "label_weight": config.labels.weight,
+        **label_arguments(config.labels),
         "feature_weight": config.features.weight,
         "device": config.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         "seed": config.seed,

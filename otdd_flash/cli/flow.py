@@ -16,6 +16,7 @@ import torch
 from otdd_flash.cli.config import DatasetConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.flow_config import FlowConfig, StepperConfig
+from otdd_flash.cli.labels import label_arguments
 from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
 from otdd_flash.distance import DistanceOptions
@@ -97,8 +98,8 @@ def _flow(config: FlowConfig, source: LabeledDataset, target: LabeledDataset) ->
     from otdd_flash.flows import DatasetTransport, Flow
 
     given: dict[str, Any] = {
-        **asdict(config.solver), "label_distance": config.labels.distance, "label_epsilon": config.labels.epsilon,
-        "label_weight": config.labels.weight, "feature_weight": config.features.weight, "seed": config.seed,
+        **asdict(config.solver), **label_arguments(config.labels), "feature_weight": config.features.weight,
+        "seed": config.seed,
     }  # fmt: skip
     options = DistanceOptions(**given)
     return Flow(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from otdd_flash.cli.config import RankConfig
+from otdd_flash.cli.labels import label_arguments
 from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
 from otdd_flash.cli.sets import Common, make_screen, sources, target_source
 from otdd_flash.cli.tasks import Job
@@ -36,8 +37,7 @@ def run(config: RankConfig, job: Job) -> None:
     ranking = rank(
         sets, goal, bootstrap=config.bootstrap, level=config.level, screen=make_screen(config.screen), seed=config.seed,
         device=device,
-        label_distance=config.labels.distance, label_epsilon=config.labels.epsilon, label_weight=config.labels.weight,
-        feature_weight=config.features.weight, **asdict(config.solver),
+        **label_arguments(config.labels), feature_weight=config.features.weight, **asdict(config.solver),
         progress=sys.stderr.isatty() if config.progress is None else config.progress,
     )  # fmt: skip
     record = {"task": "rank", **ranking.to_dict(), "config": asdict(config)}

@@ -142,6 +142,37 @@ def test_bad_settings_are_refused():
         Features(embedder="pca:30").apply(blob(), blob())
 
 
+def test_what_is_no_data_set_is_refused_by_side():
+    with pytest.raises(TypeError, match="source must be a LabeledDataset or a TextDataset, got int: make one with"):
+        Features().apply(1, blob())
+    with pytest.raises(TypeError, match="target must be a LabeledDataset or a TextDataset, got ndarray"):
+        Features().apply(blob(), np.zeros((3, 2)))
+
+
+def test_sets_of_other_width_are_refused_with_the_ways_out_and_meet_where_they_are_taken():
+    wide, narrow = blob(d=6), blob(30, d=4, shift=1)
+    for refuse in (lambda: Features().apply(wide, narrow), lambda: dataset_distance(wide, narrow)):
+        with pytest.raises(ValueError, match=r"(?s)(?=.*6)(?=.*4)(?=.*one embedder)(?=.*(pca:<k>|PCA))"):
+            refuse()
+    with pytest.raises(ValueError, match=r"pca was fitted on 6 features, blob1 has 4: .* give target_embedder= too"):
+        Features("pca:3").apply(wide, narrow)
+    x, y, _ = Features("pca:3", target_embedder="pca:3").apply(wide, narrow)
+    assert (x.d, y.d) == (3, 3)
+    for side, data in ((x, wide), (y, narrow)):  # each its own components
+        own = torch.linalg.eigvalsh(torch.cov(data.x.T, correction=0))[-3:].flip(0)
+        assert torch.allclose(side.x.var(0, correction=0), own, rtol=1e-9)
+
+
+def test_a_width_that_the_model_does_not_take_is_said_of_which_set():
+    module = nn.Linear(6, 2, dtype=torch.float64)
+    match = r"embedder Linear failed on blob1 \(30 rows of 4 features\): mat1 and mat2 .* target_embedder= too"
+    with pytest.raises(ValueError, match=match):
+        Features(module, batching=QUIET, cache=None).apply(blob(d=6), blob(30, d=4, shift=1))
+    narrow = nn.Linear(4, 2, dtype=torch.float64)
+    x, y, _ = Features(module, narrow, batching=QUIET, cache=None).apply(blob(d=6), blob(30, d=4, shift=1))
+    assert x.d == y.d == 2
+
+
 def test_pca_keeps_distances_at_full_rank_and_the_largest_variance_below(tmp_path):
     a, b = blob(), blob(30, shift=2)
     full = Features(embedder="pca:6", cache=tmp_path).apply(a, b)

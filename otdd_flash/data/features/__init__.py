@@ -10,6 +10,8 @@ from otdd_flash.data.features.modules import (
 from otdd_flash.data.features.pipeline import FeatureRecord, Features
 from otdd_flash.data.features.scaling import Standardizer
 from otdd_flash.data.features.sentences import SentenceEmbedder
+from otdd_flash.data.features.tables import table_pair, table_pipeline
+from otdd_flash.data.features.transformers import TransformerEmbedder
 
 __all__ = [
     "Batching",
@@ -21,7 +23,10 @@ __all__ = [
     "PicturePreprocess",
     "SentenceEmbedder",
     "Standardizer",
+    "TransformerEmbedder",
     "resolve_embedder",
+    "table_pair",
+    "table_pipeline",
     "timm_embedder",
     "torchvision_embedder",
 ]

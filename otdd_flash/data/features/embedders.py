@@ -116,7 +116,10 @@ class Pca(Embedder):
         if self.mean is None or self.components is None:
             raise ValueError("pca is not fitted: use Features, or call fitted(dataset) first")
         if dataset.d != len(self.mean):
-            raise ValueError(f"pca was fitted on {len(self.mean)} features, {dataset.name} has {dataset.d}")
+            raise ValueError(
+                f"pca was fitted on {len(self.mean)} features, {dataset.name} has {dataset.d}: bring both to one width "
+                "first, or give target_embedder= too, which projects each side on its own components"
+            )
         mean, components = self.mean, self.components
         x = dataset.x.detach()
 
@@ -127,7 +130,7 @@ class Pca(Embedder):
 
 
 def resolve_embedder(spec: Any) -> list[Embedder]:
-    """Embedders of a short name, a model, a callable, or a sequence of those, applied in turn.
+    """Embedders of a short name, a model, a callable, a transformer, or a sequence of those, applied in turn.
 
     Names: ``raw`` (none), ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model or
     folder>``; and two that a package from PyPI brings, with no other download: ``sentence-transformers``
@@ -139,6 +142,7 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     from otdd_flash.data.features.modules import ModuleEmbedder, timm_embedder, torchvision_embedder
     from otdd_flash.data.features.packaged import efficientnet_lite0_embedder, minilm_embedder
     from otdd_flash.data.features.sentences import SentenceEmbedder
+    from otdd_flash.data.features.transformers import TransformerEmbedder, is_transformer
 
     if spec is None or spec == "raw":
         return []
@@ -146,6 +150,8 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
         return [spec]
     if isinstance(spec, list | tuple):
         return [embedder for part in spec for embedder in resolve_embedder(part)]
+    if is_transformer(spec):
+        return [TransformerEmbedder(spec)]
     if callable(spec):
         return [ModuleEmbedder(spec)]
     kind, _, rest = str(spec).partition(":")
@@ -165,7 +171,7 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     if kind not in makers or not rest:
         raise ValueError(
             f"embedder={spec!r} is not known: raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, "
-            "sentence-transformers[:<model or folder>], a torch module or a callable"
+            "sentence-transformers[:<model or folder>], a torch module, a callable or a transformer of scikit-learn"
         )
     return [makers[kind](rest)]
 

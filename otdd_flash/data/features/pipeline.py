@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from otdd_flash.data.features import cache as store
@@ -62,12 +63,14 @@ class Features:
 
     Args:
         embedder: ``raw``, ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model>``, a
-            torch module, a callable, or several to be applied in turn; see :func:`resolve_embedder`.
+            torch module, a callable, a transformer or pipeline of scikit-learn, or several to be applied in turn; see
+            :func:`resolve_embedder`.
         target_embedder: for the target alone; default the same as for the source.
         picture_size: ``(h, w)`` at which picture models see their pictures; ``None`` for each model's own size.
         scaling: ``none``; ``standardize`` (zero mean, unit deviation a column); ``l2`` (unit rows: the cosine cost).
-        fit_on: side that ``pca`` and ``standardize`` are fitted on: ``source``, ``target``, or ``both`` with equal
-            mass. A fit on one side makes the distance depend on which side is which.
+        fit_on: side that ``pca``, ``standardize`` and unfitted transformers are fitted on: ``source``, ``target``, or
+            ``both`` with equal mass (transformers: rows together). A fit on one side makes the distance depend on
+            which side is which.
         mean: constants for ``standardize`` instead of a fit: one number, one a channel or one a feature.
         std: the same.
         batching: batch size, device and progress of models.
@@ -99,16 +102,24 @@ class Features:
         """Both data sets with their new features, and the record.
 
         Raises:
+            TypeError: a side that is no data set.
             ValueError: texts without a text embedder, widths that differ, features that are not finite.
         """
+        for side, dataset in (("source", source), ("target", target)):
+            if not isinstance(dataset, LabeledDataset | TextDataset):
+                raise TypeError(
+                    f"{side} must be a LabeledDataset or a TextDataset, got {type(dataset).__name__}: make one with "
+                    "otdd_flash.from_arrays(X, y) and its like, or otdd_flash.load"
+                )
         record = FeatureRecord(scaling=self.scaling)
         first = self._chain(self.embedder)
         second = first if self.target_embedder is None else self._chain(self.target_embedder)
         a, b = self._embed_pair(source, target, first, second, record)
         if a.d != b.d:
             raise ValueError(
-                f"{a.name} has {a.d} features and {b.name} has {b.d}: use one embedder for both, or project "
-                "both to one width (pictures: load them with resize=(h, w))"
+                f"{a.name} has {a.d} features and {b.name} has {b.d}: use one embedder for both, load pictures with "
+                "resize=(h, w), or project each side on components of its own (embedder and target_embedder 'pca:<k>', "
+                "which matches axes by their rank alone)"
             )
         if self.scaling == "standardize":
             scale = self._standardizer(a, b)
@@ -181,7 +192,8 @@ def embed_one(
     """``dataset`` through one fitted embedder, and whether the result came from the disk.
 
     Raises:
-        ValueError: texts for a picture model or the reverse, or vectors that are not finite.
+        ValueError: texts for a picture model or the reverse, a width that the model does not take, or vectors that are
+            not finite.
     """
     _usable(dataset, embedder)
     key = None
@@ -192,7 +204,7 @@ def embed_one(
     x = store.read(folder, key, len(dataset)) if folder is not None and key is not None else None
     hit = x is not None
     if x is None:
-        x = embedder.embed(dataset, batching)
+        x = _run(embedder, dataset, batching)
         if not store.is_storable(x):
             raise ValueError(f"embedder {embedder.name} gave NaN or infinite features for {dataset.name}")
         if folder is not None and key is not None:
@@ -202,6 +214,24 @@ def embed_one(
         return dataset.with_features(x, note), hit
     moved = x.to(dataset.x.device)
     return replace(dataset, x=moved, levels=None, image_shape=None, notes=(*dataset.notes, note)), hit
+
+
+def _run(embedder: Embedder, dataset: AnyDataset, batching: Batching) -> Tensor:
+    """The embedder's vectors; torch's complaint about shapes becomes one that names the data set."""
+    try:
+        return embedder.embed(dataset, batching)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as error:
+        rows = "texts" if isinstance(dataset, TextDataset) else f"rows of {dataset.d} features"
+        shape = getattr(dataset, "image_shape", None)
+        pictures = f", pictures {shape}" if shape else ""
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"embedder {embedder.name} failed on {dataset.name} ({dataset.n} {rows}{pictures}): {line}; where the "
+            "shape does not fit, bring both sides to one that it takes (pictures: resize=(h, w)), or give "
+            "target_embedder= too"
+        ) from error
 
 
 def _usable(dataset: AnyDataset, embedder: Embedder) -> None:
