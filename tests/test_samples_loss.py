@@ -36,7 +36,7 @@ def evaluated(loss: torch.nn.Module, inputs) -> tuple[torch.Tensor, list[torch.T
     return value.detach(), [t.grad for t in leaves]
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
     assert ours.shape == theirs.shape
     assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max()) + 1e-12
 
@@ -51,11 +51,11 @@ def test_values_and_potentials_are_geomlosses(shape: tuple, weighted: bool, reac
         settings = {"blur": blur, "scaling": scaling, "reach": reach, "debias": debias}
         theirs, ours = geomloss.SamplesLoss(**settings)(*inputs), otdd.SamplesLoss(**settings)(*inputs)
         assert ours.dtype == theirs.dtype
-        close(ours, theirs, 1e-10)
+        assert_near(ours, theirs, 1e-10)
         theirs = geomloss.SamplesLoss(**settings, potentials=True)(*inputs)
         ours = otdd.SamplesLoss(**settings, potentials=True)(*inputs)
         for p, q in zip(ours, theirs, strict=True):
-            close(p, q.detach().view_as(p), 1e-9)  # GeomLoss adds a batch dimension of one
+            assert_near(p, q.detach().view_as(p), 1e-9)  # GeomLoss adds a batch dimension of one
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
@@ -67,7 +67,7 @@ def test_gradients_are_geomlosses(shape: tuple, debias: bool, blur: float) -> No
     _, theirs = evaluated(geomloss.SamplesLoss(blur=blur, debias=debias), inputs)
     _, ours = evaluated(otdd.SamplesLoss(blur=blur, debias=debias), inputs)
     for p, q in zip(ours, theirs, strict=True):
-        close(p, q, 1e-8)
+        assert_near(p, q, 1e-8)
 
 
 @pytest.mark.parametrize("debias", [True, False])
@@ -80,7 +80,7 @@ def test_gradients_with_reach(debias: bool) -> None:
     _, ours = evaluated(otdd.SamplesLoss(**settings), inputs)
     factor = (reach**2 + blur**2 / 2) / (reach**2 + blur**2)
     for k in (1, 3):
-        close(factor * ours[k], theirs[k], 1e-8)
+        assert_near(factor * ours[k], theirs[k], 1e-8)
     exact = otdd.SamplesLoss(**settings, tol=1e-12, max_iterations=5000)
     _, gradients = evaluated(exact, inputs)
     for k, gradient in enumerate(gradients):
@@ -110,7 +110,7 @@ def test_low_precision_inputs(dtype: torch.dtype, n: int) -> None:
     for p, q, r in zip(gradients, single_gradients, their_gradients, strict=True):
         assert p.dtype == dtype
         torch.testing.assert_close(p, q.to(dtype), rtol=0, atol=0)
-        close(q.double(), r, 1e-4)
+        assert_near(q.double(), r, 1e-4)
 
 
 def test_converged_value_is_the_optimum_and_the_schedules_is_not() -> None:
@@ -132,13 +132,13 @@ def test_memory_mode_does_not_change_the_number(backend: str) -> None:
     """C05."""
     inputs = measures(2, 50, 60, 3, weighted=False, dtype=torch.float32)
     expected = geomloss.SamplesLoss(blur=0.05)(*(t.double() for t in inputs))
-    close(otdd.SamplesLoss(blur=0.05, backend=backend)(*inputs).double(), expected, 1e-4)
+    assert_near(otdd.SamplesLoss(blur=0.05, backend=backend)(*inputs).double(), expected, 1e-4)
 
 
 def test_given_diameter_and_far_clouds() -> None:
     x, y = measures(None, 20, 25, 2, weighted=False)
     settings = {"blur": 0.05, "diameter": 4.0, "scaling": 0.7}
-    close(otdd.SamplesLoss(**settings)(x, y), geomloss.SamplesLoss(**settings)(x, y), 1e-10)
+    assert_near(otdd.SamplesLoss(**settings)(x, y), geomloss.SamplesLoss(**settings)(x, y), 1e-10)
     near = otdd.SamplesLoss(blur=0.05)(x, y)
     far = otdd.SamplesLoss(blur=0.05, diameter=float((torch.cat([x, y]).amax(0) - torch.cat([x, y]).amin(0)).norm()))
     assert float(far(x + 1e4, y + 1e4)) == pytest.approx(float(near), rel=1e-6)
@@ -154,9 +154,9 @@ def test_points_of_no_weight(dtype: torch.dtype) -> None:
     value, gradients = evaluated(otdd.SamplesLoss(blur=0.1), (a, x, b, y))
     theirs, their_gradients = evaluated(geomloss.SamplesLoss(blur=0.1), (a, x, b, y))
     tolerance = 1e-8 if dtype == torch.float64 else 1e-4
-    close(value, theirs, tolerance)
+    assert_near(value, theirs, tolerance)
     for p, q in zip(gradients, their_gradients, strict=True):
-        close(p, q, tolerance)
+        assert_near(p, q, tolerance)
     diameter = float((torch.cat([x, y]).amax(0) - torch.cat([x, y]).amin(0)).norm())
     without = otdd.SamplesLoss(blur=0.1, diameter=diameter)(a[keep], x[keep], b, y)
     assert float(value) == pytest.approx(float(without), rel=tolerance)
@@ -235,10 +235,10 @@ def test_inputs_are_checked() -> None:
         with pytest.raises(ValueError, match=message):
             loss(*args)
     theirs = geomloss.SamplesLoss(blur=0.5, reach=1.0)(2 * a, x, b, y)
-    close(otdd.SamplesLoss(blur=0.5, reach=1.0)(2 * a, x, b, y), theirs, 1e-9)
+    assert_near(otdd.SamplesLoss(blur=0.5, reach=1.0)(2 * a, x, b, y), theirs, 1e-9)
     exact = otdd.SamplesLoss(blur=0.5, reach=1.0, tol=1e-11)(2 * a, x, b, y)
     slow = geomloss.SamplesLoss(blur=0.5, reach=1.0, scaling=0.99, diameter=20.0)(2 * a, x, b, y)
-    close(exact, slow, 1e-3)
+    assert_near(exact, slow, 1e-3)
 
 
 @pytest.mark.parametrize("debias", [True, False])
@@ -250,8 +250,8 @@ def test_a_far_reach_tends_to_the_balanced_value(debias: bool, tol: float | None
     assert float(expected) > 0.01
     for reach in (3e4, 1e6, 1e9, 1e200):
         value, found = evaluated(otdd.SamplesLoss(**settings, reach=reach), inputs)
-        close(value, expected, 1e-6)
-        close(found[1], gradients[1], 1e-5)
+        assert_near(value, expected, 1e-6)
+        assert_near(found[1], gradients[1], 1e-5)
         difference = found[0] - gradients[0]  # weights: up to a constant, masses are prescribed
         assert float(difference.max() - difference.min()) < 1e-5
 
@@ -320,6 +320,6 @@ def test_same_on_the_gpu() -> None:
     inputs = measures(2, 300, 200, 3, weighted=True, dtype=torch.float32)
     expected, gradients = evaluated(otdd.SamplesLoss(blur=0.1), [t.double() for t in inputs])
     value, found = evaluated(otdd.SamplesLoss(blur=0.1), [t.cuda() for t in inputs])
-    close(value.cpu().double(), expected, 1e-4)
+    assert_near(value.cpu().double(), expected, 1e-4)
     for p, q in zip(found, gradients, strict=True):
-        close(p.cpu().double(), q, 1e-3)
+        assert_near(p.cpu().double(), q, 1e-3)
