@@ -14,7 +14,7 @@ from otdd_flash.reporting.numbers import flat, number, plain, seconds, share, si
 from otdd_flash.reporting.views import DistanceView
 
 if TYPE_CHECKING:
-    from otdd_flash.selection.rank import RankedSet, Ranking
+    from otdd_flash.selection.ranking import RankedSet, Ranking
 
 _FOLDED_ROWS = 30  # a longer table is folded
 _NESTED = ("class_counts", "certificates", "notes", "versions", "names", "config", "conventional", "task")

@@ -59,7 +59,14 @@ class Scale:
 
 
 def heat_map(
-    table: Tensor, rows: Sequence[str], columns: Sequence[str], scale: Scale, *, caption: str, corner: str
+    table: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    scale: Scale,
+    *,
+    caption: str,
+    corner: str,
+    estimated: Tensor | None = None,
 ) -> list[HeatTable | HeatPicture | Folded]:
     """Blocks that show ``table``.
 
@@ -70,15 +77,20 @@ def heat_map(
         scale: of the colours.
         caption: what the numbers are.
         corner: what rows and columns are.
+        estimated: ``(r, c)`` bool, numbers to be marked as rough.
     """
     numbers = torch.as_tensor(table).detach().double().cpu()
     levels = scale.levels(numbers)
     readable = max(numbers.shape) <= READABLE
     if not readable and numbers.numel() > _MOST_CELLS:
         return [_picture(levels, rows, columns, scale, caption=caption, corner=corner)]
+    rough = torch.zeros_like(levels, dtype=torch.bool) if estimated is None else estimated
     cells = [
-        [HeatCell(scale.form(value), None if level < 0 else level) for value, level in zip(*pair, strict=True)]
-        for pair in zip(numbers.tolist(), levels.tolist(), strict=True)
+        [
+            HeatCell(f"{'≈' if marked else ''}{scale.form(value)}", None if level < 0 else level)
+            for value, level, marked in zip(*row, strict=True)
+        ]
+        for row in zip(numbers.tolist(), levels.tolist(), rough.tolist(), strict=True)
     ]
     shown = HeatTable(caption if readable else "", corner, rows, columns, cells, scale.legend)
     if readable:

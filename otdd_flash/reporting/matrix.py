@@ -16,23 +16,24 @@ _SHOWN = 8  # failures and missing pairs in the alerts
 
 def matrix_part(matrix: DistanceMatrix) -> Part:
     """Sections on ``matrix``; tree and map are of the sets without gaps."""
-    pairs = len(matrix) * (len(matrix) - 1) // 2
     loose = [pair for pair, certificate in matrix.certificates.items() if not certificate["converged"]]
-    done = f"{len(matrix.certificates)} of {pairs} pairs are done"
     bias = "debiased" if matrix.options["debiased"] else "biased"
     blocks: list[Any] = [
         Text(
             f"Distances (roots of the {bias} divergence) of {len(matrix)} data sets at one epsilon, "
-            f"{number(matrix.epsilon)}; {done}. Faint is near."
+            f"{number(matrix.epsilon)}; {_done(matrix)}. Faint is near."
         ),
         _verdict(matrix, loose),
+        *_screened(matrix),
     ]
-    ordered = matrix.subset([matrix.names[i] for i in matrix.dendrogram()[1]]) if _whole(matrix) else matrix
+    shown = matrix.filled() if matrix.screening is not None and matrix.screening.factor is not None else matrix
+    whole = shown.complete and len(shown) > 2
+    ordered = shown.subset([shown.names[i] for i in shown.dendrogram()[1]]) if whole else shown
     blocks += heat_map(
-        ordered.roots, ordered.names, ordered.names, Scale.apart(ordered.roots),
-        caption="distance" + (", sets in the order of the tree" if _whole(matrix) else ""), corner="",
+        ordered.roots, ordered.names, ordered.names, Scale.apart(ordered.roots), estimated=ordered.estimated,
+        caption="distance" + (", sets in the order of the tree" if whole else ""), corner="",
     )  # fmt: skip
-    blocks += _figures(matrix.finished())
+    blocks += _figures(shown.finished())
     blocks += [Folded("Pairs with their certificates", [_pairs(matrix)]), Folded("Sets", [_sets(matrix)])]
     if matrix.notes:
         blocks.append(Notes(matrix.notes))
@@ -46,8 +47,27 @@ def matrix_part(matrix: DistanceMatrix) -> Part:
     )  # fmt: skip
 
 
-def _whole(matrix: DistanceMatrix) -> bool:
-    return matrix.complete and len(matrix) > 2
+def _done(matrix: DistanceMatrix) -> str:
+    """How many pairs have a distance, of how many that were to have one."""
+    found = matrix.screening
+    pairs = len(matrix) * (len(matrix) - 1) // 2 if found is None else len(found.pairs())
+    return f"{len(matrix.certificates)} of {pairs} pairs are done"
+
+
+def _screened(matrix: DistanceMatrix) -> list[Text]:
+    """How the pairs were chosen, and how far the others can be trusted."""
+    found = matrix.screening
+    if found is None:
+        return []
+    words = [
+        f"All pairs were screened by the {found.screen.method} distance; the nearest neighbours of each set "
+        f"({found.screen.keep}) got the full one. The others are estimates, marked ≈, on the scale of those."
+    ]
+    if found.rank_correlation is not None:
+        words.append(f"Over the pairs that have both, the rank correlation is {found.rank_correlation:.2f}.")
+    if found.ties_left:
+        words.append(f"{found.ties_left} neighbours more lie within the margin of the cut.")
+    return [Text(" ".join(words))]
 
 
 def _verdict(matrix: DistanceMatrix, loose: list[tuple[int, int]]) -> Verdict:

@@ -24,7 +24,7 @@ from otdd_flash.reporting.ranking import ranking_part
 from otdd_flash.reporting.saved import Saved, load_saved
 from otdd_flash.reporting.values import values_part
 from otdd_flash.reporting.views import DistanceView, ValuesView
-from otdd_flash.selection.rank import Ranking
+from otdd_flash.selection.ranking import Ranking
 from otdd_flash.selection.values import SampleValues
 from otdd_flash.types import LabeledDataset
 

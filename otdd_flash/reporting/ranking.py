@@ -7,7 +7,7 @@ from typing import Any
 from otdd_flash.reporting.blocks import Cell, Folded, Notes, Part, Section, Table, Text, Verdict
 from otdd_flash.reporting.distance import matching
 from otdd_flash.reporting.numbers import flat, number
-from otdd_flash.selection.rank import RankedSet, Ranking
+from otdd_flash.selection.ranking import RankedSet, Ranking
 
 
 def ranking_part(ranking: Ranking) -> Part:
@@ -20,7 +20,7 @@ def ranking_part(ranking: Ranking) -> Part:
         Folded(item.name, matching(item.coupling, item.class_names, ranking.target_classes))
         for item in ranking.candidates
     ]
-    blocks += [Text("Classes of each candidate:"), *folded]
+    blocks += [*_screened(ranking), Text("Classes of each candidate:"), *folded]
     sections = [Section("ranking", f"Nearest to {ranking.target}", blocks)]
     alerts = [f"{name} → {ranking.target}: NOT CONVERGED, do not use this number." for name in loose]
     alerts += [f"Not ranked: {_failure(failure)}" for failure in ranking.failures]
@@ -66,6 +66,24 @@ def _next(item: RankedSet) -> str:
     if item.certain is None or item.p_next is None:
         return "–"
     return f"{'yes' if item.certain else 'NOT significant'}, p = {number(item.p_next, 2)}"
+
+
+def _screened(ranking: Ranking) -> list[Any]:
+    """How candidates were chosen for the full distance, and those that were not."""
+    found = ranking.screening
+    if found is None:
+        return []
+    agreement = "" if found.rank_correlation is None else (
+        f" Over the ranked ones its rank correlation with the full distance is {found.rank_correlation:.2f}."
+    )  # fmt: skip
+    left = "" if not found.ties_left else f" {found.ties_left} more lie within the margin of the cut."
+    out = [(name, number(value)) for name, value in found.values.items() if name not in found.refined]
+    text = (
+        f"{len(found.values)} candidates were screened by the {found.screen.method} distance; the nearest "
+        f"{len(found.refined)} got the full one.{left}{agreement}"
+    )
+    table = Table(("candidate", "squared screening distance, on its own scale"), out)
+    return [Text(text), *([Folded(f"{len(out)} candidates screened out", [table])] if out else [])]
 
 
 def _failure(failure: Any) -> str:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from otdd_flash.labels import LabelDistances
 from otdd_flash.matrix import DistanceMatrix, collect
 from otdd_flash.matrix.result import Failure
+from otdd_flash.matrix.screening import MatrixScreening
 from otdd_flash.reporting.views import DistanceView, ValuesView
-from otdd_flash.selection.rank import RankedSet, Ranking
+from otdd_flash.screening import Screen
+from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 
 Saved = DistanceView | ValuesView | DistanceMatrix | Ranking
 NAMES = ("result.json", "matrix.json", "ranking.json")
@@ -85,16 +88,24 @@ def _matrix(record: dict[str, Any]) -> DistanceMatrix:
     for pair in record["pairs"]:
         certificate = dict(pair)
         certificates[place[certificate.pop("source")], place[certificate.pop("target")]] = certificate
-    values, errors = (
-        torch.tensor([[math.nan if v is None else v for v in row] for row in record[key]], dtype=torch.float64)
-        for key in ("values", "errors")
-    )
+    values, errors = (_tensor(record[key]) for key in ("values", "errors"))
+    failures = tuple(_failure(failure) for failure in record["failures"])
+    screening = record.get("screening")
+    if screening is not None:
+        failed = torch.tensor([(name,) in {failure.names for failure in failures} for name in names])
+        refined = ~values.isnan() | failed | failed[:, None]
+        own = {"screen": Screen(**screening["screen"]), "values": _tensor(screening["values"]), "refined": refined}
+        screening = MatrixScreening(**{**screening, **own})
     kept = ("epsilon", "label_epsilon", "reference_cost", "options", "computed", "reused", "seconds")
     return DistanceMatrix(
         names=names, values=values, errors=errors, certificates=certificates,
-        failures=tuple(_failure(failure) for failure in record["failures"]), sets=tuple(record["sets"]),
+        failures=failures, sets=tuple(record["sets"]), screening=screening,
         notes=tuple(record["notes"]), **{key: record[key] for key in kept},
     )  # fmt: skip
+
+
+def _tensor(rows: list[list[float | None]]) -> Tensor:
+    return torch.tensor([[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64)
 
 
 def _ranking(record: dict[str, Any], _: Path) -> Ranking:
@@ -107,9 +118,15 @@ def _ranking(record: dict[str, Any], _: Path) -> Ranking:
         held["coupling"] = torch.tensor(held["coupling"], dtype=torch.float64)
         candidates.append(RankedSet(**held))
     kept = ("target", "level", "bootstrap", "epsilon", "seed", "options", "seconds")
+    screening = record.get("screening")
+    if screening is not None:
+        values = {name: math.nan if value is None else value for name, value in screening["values"].items()}
+        own = {"screen": Screen(**screening["screen"]), "refined": tuple(screening["refined"]), "values": values}
+        screening = RankScreening(**{**screening, **own})
     return Ranking(
         candidates=tuple(candidates), target_classes=tuple(record["target_classes"]),
-        failures=tuple(_failure(failure) for failure in record["failures"]), **{key: record[key] for key in kept},
+        failures=tuple(_failure(failure) for failure in record["failures"]), screening=screening,
+        **{key: record[key] for key in kept},
     )  # fmt: skip
 
 
