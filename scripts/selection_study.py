@@ -1,6 +1,6 @@
 """Measure sample values, selection, checks and the fast tier on real data.
 
-python scripts/selection_study.py DATA_ROOT [values selection null power screening] [--json FILE]
+python scripts/selection_study.py DATA_ROOT [values selection null gate power screening] [--json FILE]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import otdd_flash as otdd
-from otdd_flash.screening import moment_distances
+from otdd_flash.screening import Screen, moment_distances
+from otdd_flash.screening.cut import cut
 from otdd_flash.types import LabeledDataset
 
 Row = dict[str, object]
@@ -144,23 +146,48 @@ def selection(data_root: Path) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def null(data_root: Path) -> Iterator[Row]:
-    """p-values of 200 pairs of disjoint samples of 100 MNIST digits each: uniform, if the test is right."""
+def uniformity(kind: str, p: list[float]) -> Row:
     from scipy.stats import binomtest, kstest
 
-    for label_distance in ("gaussian_diag", None):
+    rejected = sum(value <= 0.05 for value in p)
+    return {
+        "null": kind, "runs": len(p), "rate at 0.05": rejected / len(p),
+        "rate at 0.10": sum(value <= 0.10 for value in p) / len(p),
+        "binomial p": binomtest(rejected, len(p), 0.05).pvalue, "KS p": float(kstest(p, "uniform").pvalue),
+    }  # fmt: skip
+
+
+def null(data_root: Path) -> Iterator[Row]:
+    """p-values of 200 pairs of disjoint samples of MNIST digits, 100 of each batch: uniform, if the test is right."""
+    kinds = {
+        "pooled": (100, {}), "pooled, features alone": (100, {"label_distance": None}),
+        "reference of 400": (400, {"null": "reference", "max_samples": 100}),
+        "reference of 200": (200, {"null": "reference", "max_samples": 100}),
+    }  # fmt: skip
+    for kind, (rows, settings) in kinds.items():
         p = []
         for seed in range(200):
-            both = draw("mnist", 200, seed, data_root)
-            order = torch.randperm(200, generator=torch.Generator().manual_seed(seed))
-            a, b = both.subset(order[:100]), both.subset(order[100:])
-            p.append(otdd.check(a, b, permutations=99, seed=seed, label_distance=label_distance).p_value)
-        rejected = sum(value <= 0.05 for value in p)
-        yield {
-            "label distance": str(label_distance), "runs": len(p), "rate at 0.05": rejected / len(p),
-            "rate at 0.10": sum(value <= 0.10 for value in p) / len(p),
-            "binomial p": binomtest(rejected, len(p), 0.05).pvalue, "KS p": float(kstest(p, "uniform").pvalue),
-        }  # fmt: skip
+            both = draw("mnist", rows + 100, seed, data_root)
+            order = torch.randperm(rows + 100, generator=torch.Generator().manual_seed(seed))
+            a, b = both.subset(order[:rows]), both.subset(order[rows:])
+            p.append(otdd.check(a, b, permutations=99, seed=seed, cache=None, **settings).p_value)
+        yield uniformity(kind, p)
+
+
+def gate(data_root: Path) -> Iterator[Row]:
+    """Seconds of a check of 500 MNIST samples against 500 of 2,000, 199 permutations, by where its null comes from."""
+    both = draw("mnist", 2500, 0, data_root)
+    order = torch.randperm(2500, generator=torch.Generator().manual_seed(0))
+    a, b = both.subset(order[:2000]), both.subset(order[2000:])
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, null_of in (
+            ("pooled", "pooled"),
+            ("reference, first", "reference"),
+            ("reference, kept", "reference"),
+        ):
+            start = time.perf_counter()
+            found = otdd.check(a, b, null=null_of, cache=folder)
+            yield {"null": kind, "seconds": time.perf_counter() - start, "p": found.p_value, "kept": found.null_cached}
 
 
 def changed(data: LabeledDataset, kind: str, amount: float, seed: int) -> LabeledDataset:
@@ -201,10 +228,8 @@ def rotated(data: LabeledDataset, degrees: float) -> LabeledDataset:
     return otdd.from_arrays(functional.grid_sample(pictures, grid, align_corners=False).flatten(1), data.y)
 
 
-def screening(data_root: Path) -> Iterator[Row]:
-    """Rank correlation of the fast tier with the full distance over all pairs of 27 sets of 400."""
-    from scipy.stats import pearsonr, spearmanr
-
+def many_sets(data_root: Path) -> list[LabeledDataset]:
+    """27 sets of up to 400: three sources, each whole, by classes, rotated and with noise."""
     sets = []
     for name, split in (("mnist", "train"), ("fashion_mnist", "train"), ("kmnist", "test")):
         for seed, classes in enumerate((range(10), range(5), range(5, 10), (0, 1), (3, 5, 8))):
@@ -216,15 +241,29 @@ def screening(data_root: Path) -> Iterator[Row]:
         sets += [rotated(base, degrees) for degrees in (30, 90)]
         noises = [level * torch.randn(base.x.shape, generator=generator) for level in (0.2, 0.5)]
         sets += [otdd.from_arrays(base.x + noise, base.y) for noise in noises]
+    return sets
+
+
+def full_distances(sets: list[LabeledDataset], pairs: list[list[int]]) -> list[float]:
+    settings = {"label_distance": "gaussian_diag", "relative_epsilon": 0.05}
+    return [otdd.dataset_distance(sets[i], sets[j], **settings).value for i, j in pairs]
+
+
+def screening(data_root: Path) -> Iterator[Row]:
+    """Rank correlation of the fast tier with the full distance over all pairs of the 27 sets, and what a cut loses.
+
+    ``recall``: share of each set's three nearest neighbours, by the full distance, that are kept by a screen.
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    sets = many_sets(data_root)
     pairs = torch.triu_indices(len(sets), len(sets), 1).T.tolist()
     start = time.perf_counter()
-    full = [
-        otdd.dataset_distance(sets[i], sets[j], label_distance="gaussian_diag", relative_epsilon=0.05).value
-        for i, j in pairs
-    ]
+    full = full_distances(sets, pairs)
     yield {"method": "full", "seconds": time.perf_counter() - start, "pairs": len(pairs)}
     screens: dict[str, Callable[[], Tensor]] = {
         "sliced": lambda: otdd.screening_matrix(sets),
+        "sliced, 64 quantiles": lambda: otdd.screening_matrix(sets, quantiles=64),
         "sliced, 100 projections": lambda: otdd.screening_matrix(sets, projections=100),
         "sliced, no label moments": lambda: otdd.screening_matrix(sets, moments=0),
         "moments, diagonal": lambda: moment_distances(sets),
@@ -237,11 +276,37 @@ def screening(data_root: Path) -> Iterator[Row]:
         quick = [float(matrix[i, j]) for i, j in pairs]
         yield {
             "method": method, "seconds": seconds, "spearman": float(spearmanr(quick, full).statistic),
-            "pearson": float(pearsonr(quick, full).statistic),
+            "pearson": float(pearsonr(quick, full).statistic), **recall(matrix, pairs, full),
         }  # fmt: skip
 
 
-PARTS = {"values": sample_values, "selection": selection, "null": null, "power": power, "screening": screening}
+def recall(quick: Tensor, pairs: list[list[int]], full: list[float]) -> Row:
+    """Share of the three nearest by the full distance among those that a screen keeps, and how many it keeps."""
+    k = len(quick)
+    exact = torch.full((k, k), math.inf, dtype=torch.float64)
+    for (i, j), value in zip(pairs, full, strict=True):
+        exact[i, j] = exact[j, i] = value
+    out: Row = {}
+    for keep, margin in ((3, 0.0), (3, 0.1), (5, 0.1), (8, 0.1)):
+        found = kept = 0
+        for i in range(k):
+            others = [j for j in range(k) if j != i]
+            chosen = cut([float(quick[i, j]) for j in others], Screen(keep=keep, margin=margin)).kept
+            kept += len(chosen)
+            found += len({others[c] for c in chosen} & set(exact[i].argsort()[:3].tolist()))
+        out[f"recall at {keep}, margin {margin}"] = found / (3 * k)
+        out[f"kept at {keep}, margin {margin}"] = kept / k
+    return out
+
+
+PARTS = {
+    "values": sample_values,
+    "selection": selection,
+    "null": null,
+    "gate": gate,
+    "power": power,
+    "screening": screening,
+}
 
 
 def main() -> None:

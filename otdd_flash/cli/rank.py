@@ -51,7 +51,8 @@ def run(config: RankConfig, job: Job) -> None:
             figure = plots.class_coupling(nearest.coupling, nearest.class_names, ranking.target_classes)
             plots.save(figure, job.folder / "class_coupling.png")
         rows.append(("files", str(job.folder)))
-    title = f"{len(ranking.candidates)} candidates for {ranking.target}"
+    seen = "" if ranking.screening is None else f"of {len(ranking.screening.values)} "
+    title = f"{len(ranking.candidates)} {seen}candidates for {ranking.target}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
     if ranking.failures:
         names = ", ".join(failure.names[0] for failure in ranking.failures)

@@ -99,10 +99,10 @@ def _matches(given: Any) -> list[Any]:
     found = sorted(glob.glob(pattern, recursive=True))
     if not found:
         raise ValueError(f"no file matches {pattern!r}")
-    base, ending = pattern.partition("*")[0], pattern.rpartition("*")[2]
-    start = len(os.path.dirname(base)) + 1 if os.path.dirname(base) else 0
-    titles = [name[start : len(name) - len(ending)] or name for name in found]
-    return [{**settings, "name": kind, "path": name, "as": title} for name, title in zip(found, titles, strict=True)]
+    folder, ending = os.path.dirname(pattern.partition("*")[0]), pattern.rpartition("*")[2]
+    titles = [os.path.relpath(path, folder or ".") for path in found]
+    short = [title.removesuffix(ending) or title for title in titles]
+    return [{**settings, "name": kind, "path": path, "as": title} for path, title in zip(found, short, strict=True)]
 
 
 def target_source(config: DatasetConfig, common: Common, features: FeaturesConfig, device: str) -> SetSource:

@@ -60,6 +60,20 @@ def test_threshold_and_usage(otdd: Command) -> None:
     assert otdd("check", *SAME, "gate.alpha=0.001").code == 1, "39 permutations cannot give that p-value"
 
 
+def test_null_of_the_reference_is_kept(otdd: Command, tmp_path: Path) -> None:
+    arguments = (
+        "check", "source=digits", "target=digits", "source.max_samples=300", "target.max_samples=100",
+        "gate.permutations=39", "gate.null=reference", "device=cpu", "cache=kept",
+    )  # fmt: skip
+    first, second = otdd(*arguments), otdd(*arguments)
+    assert (first.code, second.code) == (0, 0), first.err
+    assert len(list((tmp_path / "kept").rglob("*.json"))) == 1
+    rows = [next(line for line in run.out.splitlines() if line.startswith("null ")) for run in (first, second)]
+    assert rows[0].endswith(", of the reference")
+    assert rows[1] == rows[0] + ", from the cache"
+    assert otdd(*arguments, "target.classes=[0,1,2]").code == 3
+
+
 def test_defaults_are_the_librarys() -> None:
     defaults = {item.name: item.default for item in fields(CheckOptions)}
     for item in fields(schemas.GateConfig):

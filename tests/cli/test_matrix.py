@@ -140,6 +140,44 @@ def test_entries(given: object, name: str, settings: dict) -> None:
     assert {key: getattr(config, key) for key in settings} == settings
 
 
+def test_a_star_in_a_path_is_every_file_that_matches(tmp_path: Path) -> None:
+    write_sets(tmp_path, 3)
+    (tmp_path / "deep").mkdir()
+    write_sets(tmp_path / "deep", 1)
+    features = schemas.FeaturesConfig()
+    found = sources(
+        [f"npz:{tmp_path}/s*.npz", {"name": "npz", "path": f"{tmp_path}/**/s0.npz"}], COMMON, features, "cpu"
+    )
+    assert [source.name for source in found] == ["s0", "s1", "s2", "deep", "s0.npz"]
+    assert [source.dataset().n for source in found] == [40] * 5
+    with pytest.raises(ValueError, match=r"no file matches '.*t\*\.npz'"):
+        sources([f"npz:{tmp_path}/t*.npz"], COMMON, features, "cpu")
+
+
+def test_screen_keeps_the_nearest_neighbours(otdd: Command, tmp_path: Path) -> None:
+    write_sets(tmp_path, 6)
+    arguments = ("matrix", "datasets=[npz:s*.npz]", *QUICK, "screen.keep=1", "screen.margin=0")
+    outcome = otdd(*arguments, "output=json")
+    assert outcome.code == 0, outcome.err
+    record = json.loads(outcome.out)
+    sets = {f"s{i}": otdd_flash.load(f"npz:s{i}.npz") for i in range(6)}
+    screen = otdd_flash.Screen(keep=1, margin=0.0)
+    matrix = otdd_flash.pairwise(sets, label_distance="means", relative_epsilon=0.1, screen=screen)
+    assert record["names"] == list(matrix.names)
+    assert {(pair["source"], pair["target"]) for pair in record["pairs"]} == {
+        (matrix.names[i], matrix.names[j]) for i, j in matrix.certificates
+    }
+    assert record["screening"]["factor"] == pytest.approx(matrix.screening.factor, rel=1e-6)
+    table = otdd(*arguments)
+    assert table.code == 0, table.err
+    (row,) = (line for line in table.out.splitlines() if line.startswith("screened "))
+    assert row.endswith("15 pairs by the sliced distance, 1 neighbours of each set")
+    done = len(matrix.certificates)
+    assert f"{done} of {done}, {done + 6} items computed" in table.out
+    if pytest.importorskip("matplotlib"):
+        assert {"map.png", "map_tsne.png", "dendrogram.png"} <= {path.name for path in tmp_path.rglob("*.png")}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

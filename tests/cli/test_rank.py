@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import otdd_flash
+from otdd_flash.cli.config import ScreenConfig
 
 Command = Callable[..., SimpleNamespace]
 RANK = (
@@ -60,3 +62,30 @@ def test_not_converged_exits_4_under_strict(otdd: Command) -> None:
     stopped = ("bootstrap=0", "solver.tol=1e-12", "solver.max_iterations=1", "solver.relative_epsilon=0.01")
     assert otdd(*RANK, *stopped, "output=json").code == 0
     assert otdd(*RANK, *stopped, "output=json", "strict=true").code == 4
+
+
+def test_screen_orders_all_and_refines_the_nearest(otdd: Command) -> None:
+    sets = ",".join(f"{{name:iris,max_samples:{n},as:part {n}}}" for n in (80, 70, 60))
+    candidates = f"candidates=[{sets},{{name:iris,classes:[0],as:one}},{{name:iris,classes:[2],as:other}}]"
+    arguments = (*RANK, candidates, "bootstrap=0", "screen.keep=2", "screen.margin=0")
+    record = json.loads(otdd(*arguments, "output=json").out)
+    refined = [item["name"] for item in record["candidates"]]
+    assert len(refined) == 2
+    assert set(refined) < {"part 80", "part 70", "part 60"}
+    assert set(list(record["screening"]["values"])[3:]) == {"one", "other"}
+    assert set(record["screening"]["refined"]) == set(refined)
+    table = otdd(*arguments).out
+    assert table.startswith("2 of 5 candidates for iris")
+    assert "5 by the sliced distance; the full one for 2" in table
+    assert "next by the screen: part" in table
+    wrong = otdd(*RANK, "screen.keep=0")
+    assert wrong.code == 1
+    assert "screen.keep must be a positive count" in wrong.errors[0]
+
+
+def test_screen_defaults_are_the_librarys() -> None:
+    defaults = {item.name: item.default for item in fields(otdd_flash.Screen)}
+    for item in fields(ScreenConfig):
+        if item.name != "keep":
+            assert defaults[item.name] == item.default, item.name
+    assert set(defaults) == {item.name for item in fields(ScreenConfig)}
