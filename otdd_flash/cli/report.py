@@ -87,7 +87,7 @@ def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
         same = {**plain, "epsilon": distance.epsilon}
         results.append(rank([source], target, bootstrap=count, level=config.report.level, **same))
     pictures = None
-    if config.report.values:
+    if _wants_values(config):
         own = {**arguments, "epsilon": None, "relative_epsilon": config.report.values_epsilon}
         results.append(values(source, target, **own))
         pictures = loaded[0] if isinstance(loaded[0], LabeledDataset) and loaded[0].n == source.n else None
@@ -100,10 +100,23 @@ def _replicates(config: ReportConfig, source: LabeledDataset, target: LabeledDat
     """Half-samples behind the interval: as asked, or as many as are cheap."""
     if config.report.bootstrap is not None:
         return config.report.bootstrap
-    cheap = max(source.n, target.n) <= _MOST_SAMPLES and config.convention.name is None
-    if not cheap:
+    if config.convention.name is not None or config.solver.reach_x != config.solver.reach_y:
+        log.info("no interval: it is for this library's own number, and for one reach on both sides")
+        return 0
+    if max(source.n, target.n) > _MOST_SAMPLES:
         log.info("no interval: over %d samples a side; report.bootstrap=%d computes it", _MOST_SAMPLES, _REPLICATES)
-    return _REPLICATES if cheap else 0
+        return 0
+    return _REPLICATES
+
+
+def _wants_values(config: ReportConfig) -> bool:
+    """Whether sample values are asked for and defined."""
+    solver = config.solver
+    unbalanced = (solver.reach, solver.reach_x, solver.reach_y) != (None, None, None)
+    undefined = unbalanced or not solver.debiased or config.convention.name is not None
+    if config.report.values and undefined:
+        log.info("no sample values: they are gradients of the balanced, debiased distance under no convention")
+    return config.report.values and not undefined
 
 
 def _further(config: ReportConfig, sides: list[LabeledDataset], device: str) -> dict[str, SetSource]:

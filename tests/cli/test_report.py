@@ -103,6 +103,22 @@ def test_not_converged_exits_4_under_strict_with_the_page_written(otdd: Command,
     assert "NOT CONVERGED" in tree.find("div", role="alert")[0].text
 
 
+@pytest.mark.parametrize(
+    "other", ["solver.reach=5", "solver.reach_x=5", "solver.debiased=false", "convention=microsoft"]
+)
+def test_what_is_not_defined_is_left_out(other: str, otdd: Command, tmp_path: Path) -> None:
+    quick = () if other == "convention=microsoft" else QUICK
+    sets = ("source=iris", "source.classes=[0,1]", "target=iris", "max_samples=40", "device=cpu")
+    outcome = otdd("report", *sets, *quick, other, "report.file=page.html")
+    assert outcome.code == 0, outcome.err
+    assert "no sample values" in outcome.err
+    tree = parse((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not tree.find("section", id="values")
+    lent = "interval" not in tree.section("distance").facts
+    assert lent == (other in ("solver.reach=5", "solver.debiased=false"))
+    assert lent or "no interval" in outcome.err
+
+
 def test_failed_sets_exit_1_with_the_page_written(otdd: Command, tmp_path: Path) -> None:
     outcome = otdd(*IRIS, "report.bootstrap=0", "report.values=false", "sets=[nosuch]", "report.file=page.html")
     assert outcome.code == 1
