@@ -158,8 +158,8 @@ def _statistics(cloud: PointCloud, center: Tensor | None) -> _Statistics:
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:
-    """Row ranges of about 32 MiB in float64, of 128 MiB on a GPU, where launches cost more."""
-    rows = max(1, (1 << (22 if x.device.type == "cpu" else 24)) // max(x.shape[1], 1))
+    """Row ranges of about 32 MiB in float64."""
+    rows = max(1, (1 << 22) // max(x.shape[1], 1))
     return (slice(s, s + rows) for s in range(0, x.shape[0], rows))
 
 

@@ -51,7 +51,8 @@ class Checkpoint:
         tree = _to_device(self.tree, data.x.device)
         tree["generator"] = self.tree["generator"].cpu()
         data = replace(data, y=tree["y"], class_names=tuple(tree["class_names"]))
-        at = Evaluation(**tree["at"])
+        taken = tree["at"]
+        at = Evaluation(taken["value"], taken["memory"], taken["record"], known=(taken["velocity"], taken["speed"]))
         fields = {name: tree[name] for name in ("variables", "generator", "step", "rate", "carried", "event")}
         return FlowState(data=data, at=at, **fields)
 

@@ -99,7 +99,8 @@ class Flow:
         self.source = checkpoint.source
         data = computable(source)
         self.dynamics.init(data)
-        return checkpoint.state(data)
+        state = checkpoint.state(data)
+        return replace(state, at=self.problem.again(state.data, state.variables, state.at))
 
     def run(
         self,

@@ -25,12 +25,15 @@ class Particles:
         class_statistics: ``(c, 2d)`` means and standard deviations of the classes, where these are variables of their
             own and not the moments of ``x``.
         sample_statistics: ``(n, 2d)`` the same for each sample.
+        advance: the part of the way to the end, in ``[0, 1]``, that the set has moved since the memory was made, by a
+            first-order estimate; 0 where it is the same place or not known.
     """
 
     data: LabeledDataset
     moments: Moments = "detached"
     class_statistics: Tensor | None = None
     sample_statistics: Tensor | None = None
+    advance: float = 0.0
 
 
 def diagonal_statistics(data: LabeledDataset) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from otdd_flash.flows.warm import Memory
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.types import LabeledDataset
 
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = 1 << 20  # 8 MiB in float64
 
 
 class StepRefusedError(RuntimeError):
@@ -26,25 +27,51 @@ class StepRefusedError(RuntimeError):
     state: FlowState | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Evaluation:
-    """An objective and its Wasserstein gradient at one place.
+    """An objective at one place, and its Wasserstein gradient there, taken when first asked for.
 
     Args:
         value: the objective.
-        velocity: per variable, the gradient of each row over the row's mass.
-        speed: root of ``sum_i mass_i |velocity_i|^2``: of the flow at rate 1.
         memory: what the objective remembers.
         record: plain numbers for the metrics.
         found: the solved transport problem, where the objective has one; absent right after a resume.
+        differentiate: gives velocity and speed; absent where both are known.
+        known: velocity and speed, once taken.
     """
 
     value: float
-    velocity: Variables
-    speed: float
     memory: Memory
     record: dict[str, Any]
     found: Divergence | None = field(default=None, repr=False)
+    differentiate: Callable[[], tuple[Variables, float]] | None = field(default=None, repr=False)
+    known: tuple[Variables, float] | None = field(default=None, repr=False)
+
+    @property
+    def velocity(self) -> Variables:
+        """Per variable, the gradient of each row over the row's mass.
+
+        Raises:
+            StepRefusedError: it is not finite; the message names the class.
+        """
+        return self._taken[0]
+
+    @property
+    def speed(self) -> float:
+        """Root of ``sum_i mass_i |velocity_i|^2``: of the flow at rate 1."""
+        return self._taken[1]
+
+    def release(self) -> None:
+        """Let go of the velocity, which is as large as the variables; asked for again, it is taken again."""
+        if self.differentiate is not None:
+            self.known = None
+
+    @property
+    def _taken(self) -> tuple[Variables, float]:
+        if self.known is None:
+            assert self.differentiate is not None
+            self.known = self.differentiate()
+        return self.known
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +87,7 @@ class FlowState:
         rate: of the last move.
         carried: the stepper's own.
         event: ``start``, ``moved``, or ``stalled`` with the reason.
+        promised: what the value was to fall by in the last move, to first order.
     """
 
     data: LabeledDataset
@@ -70,6 +98,7 @@ class FlowState:
     rate: float = math.nan
     carried: dict[str, Any] = field(default_factory=dict)
     event: str = "start"
+    promised: float = math.nan
 
     @property
     def stalled(self) -> bool:
@@ -94,58 +123,109 @@ class Problem:
         """The objective at ``variables`` with the labels of ``state``, from what it remembers there.
 
         Raises:
-            StepRefusedError: variables, value or gradient that are not finite.
+            StepRefusedError: variables or a value that are not finite.
         """
-        return self._evaluate(variables, state.data, state.at.memory)
+        advance = self._advance(state, self._promised(state, variables))
+        return self._evaluate(variables, state.data, state.at.memory, advance=advance)
+
+    def again(self, data: LabeledDataset, variables: Variables, at: Evaluation) -> Evaluation:
+        """An evaluation that can let go of its velocity: what a checkpoint holds cannot be differentiated anew."""
+        return replace(at, differentiate=lambda: self._evaluate(variables, data, at.memory)._taken)
 
     def move(self, state: FlowState, variables: Variables, *, rate: float, carried: dict[str, Any]) -> FlowState:
-        """The state at ``variables``, projected, relabelled and evaluated.
+        """The state at ``variables``, projected, relabelled and evaluated; its gradient is not taken yet.
+
+        Args:
+            state: where the move starts.
+            variables: where to, before projection; taken over, so that no second copy of the features stays.
+            rate: of the move.
+            carried: what the stepper carries along from there.
 
         Raises:
             StepRefusedError: see :meth:`evaluate`.
         """
         _refuse_nonfinite(variables, state.data, state.step + 1)
         if self.projection is not None:
-            variables = {**variables, "x": self.projection(variables["x"])}
+            variables["x"] = self.projection(variables["x"])
         variables = self.dynamics.project(variables)
         variables, data = self.dynamics.relabel(state.step + 1, variables, state.data)
-        at = self._evaluate(variables, data, state.at.memory, state.step + 1)
-        return FlowState(data, variables, at, self.generator.get_state(), state.step + 1, rate, carried, "moved")
+        promised = self._promised(state, variables)
+        advance = self._advance(state, promised)
+        at = self._evaluate(variables, data, state.at.memory, state.step + 1, advance)
+        generator = self.generator.get_state()
+        return FlowState(data, variables, at, generator, state.step + 1, rate, carried, "moved", promised)
 
-    def promised(self, state: FlowState, moved: FlowState) -> float:
-        """``sum_i mass_i <velocity_i, old_i - new_i>``: what the value falls by to first order in the move."""
-        masses, total = self.dynamics.masses(state.variables, state.data), 0.0
-        for name, old in state.variables.items():
-            total += float(masses[name] @ _row_dots(state.at.velocity[name], old - moved.variables[name]))
-        return max(total, 0.0)
+    def settle(self, state: FlowState, moved: FlowState) -> FlowState:
+        """``moved``, with its gradient in the place of that of ``state``: two at a time would not be needed.
+
+        Raises:
+            StepRefusedError: a gradient that is not finite.
+        """
+        state.at.release()
+        _ = moved.at.velocity
+        return moved
 
     def stay(self, state: FlowState, event: str, *, carried: dict[str, Any]) -> FlowState:
         """The same place, one step later."""
-        return replace(state, step=state.step + 1, rate=0.0, event=event, carried=carried)
+        return replace(state, step=state.step + 1, rate=0.0, event=event, carried=carried, promised=0.0)
 
-    def _evaluate(self, variables: Variables, data: LabeledDataset, memory: Memory, step: int = 0) -> Evaluation:
+    def _promised(self, state: FlowState, variables: Variables) -> float:
+        """``sum_i mass_i <velocity_i, old_i - new_i>``: what the value falls by to first order in the move."""
+        masses, total = self.dynamics.masses(state.variables, state.data), 0.0
+        for name, old in state.variables.items():
+            total += float(masses[name] @ _falls(state.at.velocity[name], old, variables[name]))
+        return max(total, 0.0)
+
+    def _advance(self, state: FlowState, promised: float) -> float:
+        """The part of the way to the end that a move makes, if the root of the value falls as promised."""
+        return min(promised / (2 * state.at.value), 1.0) if state.at.value > 0 else 0.0
+
+    def _evaluate(
+        self, variables: Variables, data: LabeledDataset, memory: Memory, step: int = 0, advance: float = 0.0
+    ) -> Evaluation:
         _refuse_nonfinite(variables, data, step)
         leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
         try:
-            term = self.objective.evaluate(self.dynamics.particles(leaves, data), memory)
+            particles = replace(self.dynamics.particles(leaves, data), advance=advance)
+            term = self.objective.evaluate(particles, memory)
         except OverflowError as error:
             raise StepRefusedError(f"{_where(step)}: {error} {_farthest(variables['x'], data)}") from error
-        gradients = dict.fromkeys(leaves, None)
-        if term.value.requires_grad:
-            found = torch.autograd.grad(term.value, list(leaves.values()), allow_unused=True)
-            gradients = dict(zip(leaves, found, strict=True))
-        masses = self.dynamics.masses(variables, data)
-        velocity, square = {}, 0.0
-        for name, value in variables.items():
-            gradient = gradients[name]
-            gradient = torch.zeros_like(value) if gradient is None else gradient
-            velocity[name] = gradient / masses[name].to(value.dtype)[:, None]
-            square += float(masses[name] @ squared_norms(velocity[name]))
         total = float(term.value.detach())
-        if not (math.isfinite(total) and math.isfinite(square)):
-            _refuse_nonfinite(velocity, data, step)
+        if not math.isfinite(total):
             raise StepRefusedError(f"{_where(step)}: the value became {total} {_farthest(variables['x'], data)}")
-        return Evaluation(total, velocity, math.sqrt(square), term.memory, term.record, term.found)
+        graph, remembered = [(term.value, leaves)], term.memory
+
+        def differentiate() -> tuple[Variables, float]:
+            if not graph:  # used up and freed: here again, from what is remembered of here
+                return self._evaluate(variables, data, remembered, step)._taken
+            return self._velocity(*_gradients(*graph.pop()), data, step)
+
+        return Evaluation(total, remembered, term.record, term.found, differentiate)
+
+    def _velocity(
+        self, variables: Variables, gradients: Variables, data: LabeledDataset, step: int
+    ) -> tuple[Variables, float]:
+        """Gradients over masses, and the speed."""
+        masses, square = self.dynamics.masses(variables, data), 0.0
+        velocity: Variables = {}
+        for name in list(gradients):
+            velocity[name] = gradients.pop(name) / masses[name].to(variables[name].dtype)[:, None]
+            square += float(masses[name] @ squared_norms(velocity[name]))
+        if not math.isfinite(square):
+            _refuse_nonfinite(velocity, data, step)
+        return velocity, math.sqrt(square)
+
+
+def _gradients(value: Tensor, leaves: Variables) -> tuple[Variables, Variables]:
+    """The leaves and the gradient of ``value`` in each, zero where it does not depend on one."""
+    found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+    if value.requires_grad:
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    detached = {name: leaf.detach() for name, leaf in leaves.items()}
+    return detached, {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(detached.items(), found, strict=True)
+    }
 
 
 def _refuse_nonfinite(variables: Variables, data: LabeledDataset, step: int) -> None:
@@ -164,11 +244,11 @@ def _refuse_nonfinite(variables: Variables, data: LabeledDataset, step: int) -> 
         )
 
 
-def _row_dots(u: Tensor, v: Tensor) -> Tensor:
-    """``(n,)`` float64 products of rows, by blocks: no float64 copy of either."""
-    rows = max(1, _BLOCK_ELEMENTS // max(u.shape[1], 1))
-    pairs = zip(u.split(rows), v.split(rows), strict=True)
-    return torch.cat([(p.to(torch.float64) * q.to(torch.float64)).sum(1) for p, q in pairs])
+def _falls(velocity: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """``(n,)`` float64 products ``<velocity_i, old_i - new_i>``, by blocks of rows: no copy of any of them."""
+    rows = max(1, _BLOCK_ELEMENTS // max(old.shape[1], 1))
+    blocks = zip(velocity.split(rows), old.split(rows), new.split(rows), strict=True)
+    return torch.cat([(v.to(torch.float64) * (o.to(torch.float64) - n)).sum(1) for v, o, n in blocks])
 
 
 def _farthest(x: Tensor, data: LabeledDataset) -> str:

@@ -38,7 +38,7 @@ class Stepper(ABC):
             StepRefusedError: the move leads to values that are not finite.
         """
         variables, carried = self.propose(problem, state)
-        return problem.move(state, variables, rate=self.rate, carried=carried)
+        return problem.settle(state, problem.move(state, variables, rate=self.rate, carried=carried))
 
 
 @dataclass(frozen=True)
@@ -172,17 +172,24 @@ class LineSearch(Stepper):
         rate = float(state.carried["rate"])
         refused: StepRefusedError | None = None
         for _ in range(self.trials):
-            variables = _along(state.variables, state.at.velocity, -rate)
             try:
-                moved = problem.move(state, variables, rate=rate, carried={"rate": rate * self.grow})
+                moved = self._try(problem, state, rate)
             except StepRefusedError as error:
                 refused = error
             else:
-                if moved.at.value < state.at.value - self.sufficient * problem.promised(state, moved):
+                if moved is not None:
                     return moved
             rate *= self.shrink
         event = "stalled" if refused is None else f"stalled: {refused}"
         return problem.stay(state, event, carried={"rate": rate})
+
+    def _try(self, problem: Problem, state: FlowState, rate: float) -> FlowState | None:
+        """The move at ``rate``, or ``None`` where the value does not fall enough: one solve, and no gradient then."""
+        variables = _along(state.variables, state.at.velocity, -rate)
+        moved = problem.move(state, variables, rate=rate, carried={"rate": rate * self.grow})
+        if not moved.at.value < state.at.value - self.sufficient * moved.promised:
+            return None
+        return problem.settle(state, moved)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ class Noisy(Stepper):
 
 
 def _along(variables: Variables, direction: Variables, rate: float) -> Variables:
-    return {name: value + rate * direction[name] for name, value in variables.items()}
+    return {name: torch.add(value, direction[name], alpha=rate) for name, value in variables.items()}
 
 
 def _check_rate(rate: float) -> None:

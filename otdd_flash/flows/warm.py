@@ -1,4 +1,9 @@
-"""The divergence to a target that stays where it is: its self term once, the rest from the last potentials."""
+"""The divergence to a target that stays where it is: its self term once, the rest from the last potentials.
+
+A cloud that moves a part ``t`` of the way to its target along straight lines keeps its plan, and the target's
+potential becomes ``(1 - t) g`` (displacement interpolation; Santambrogio 2015, section 5.4). A solve therefore starts
+from that, with half of what this prediction missed by at the last move, and from the moving side's best answer to it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,25 @@ from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
 from otdd_flash.distance import DistanceOptions
-from otdd_flash.ops import Problem, make_operator
+from otdd_flash.ops import PlanOperator, Problem, make_operator
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence, report_convergence, solve
 from otdd_flash.sinkhorn.solver import Solution
 from otdd_flash.types import Potentials
 
 Memory = dict[str, Tensor]
+_TRUST = 0.5  # in how a prediction was wrong being how the next one will be
 
 
-def solve_to_target(cost: DotProductCost, options: DistanceOptions, memory: Memory) -> tuple[Divergence, Memory]:
+def solve_to_target(
+    cost: DotProductCost, options: DistanceOptions, memory: Memory, *, advance: float = 0.0
+) -> tuple[Divergence, Memory]:
     """The divergence over the clouds (moving, target), and what the next solve can start from.
 
     Args:
         cost: two clouds; the second and its own label table are those of the earlier calls.
         options: epsilon, tolerances, precision.
         memory: empty, or as returned by the last call.
+        advance: the part of the way to the target that the cloud has moved since then, roughly.
 
     Raises:
         OverflowError: costs too large for their precision at this epsilon.
@@ -36,13 +45,25 @@ def solve_to_target(cost: DotProductCost, options: DistanceOptions, memory: Memo
     kept = {key: value for key, value in memory.items() if key.startswith("target_")}
     if options.debiased and not kept:
         kept = _target_term(cost, epsilon, solver, execution)
-    solution = _solve(cost, epsilon, solver, execution, _initial(memory, options.debiased), options.debiased)
+    solution = _solve(cost, epsilon, solver, execution, memory, advance, options.debiased)
     found = _summary(cost, solution, kept)
     report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
-    warm = {"epsilon": torch.tensor(epsilon, dtype=torch.float64), "f": found.potentials.f, "g": found.potentials.g}
+    return found, {**kept, **_remembered(found, memory, advance)}
+
+
+def _remembered(found: Divergence, memory: Memory, advance: float) -> Memory:
+    """What the next solve starts from: potentials, and by how much the prediction of the target's one was wrong."""
+    warm = {
+        "epsilon": torch.tensor(found.epsilon, dtype=torch.float64), "f": found.potentials.f, "g": found.potentials.g,
+    }  # fmt: skip
     if found.self_potentials is not None:
         warm["f_self"] = found.self_potentials[0]
-    return found, {**kept, **warm}
+    if advance > 0 and "g" in memory:
+        warm["missed"] = found.potentials.g - (1 - advance) * memory["g"]
+        warm["missed_at"] = torch.tensor(advance, dtype=torch.float64)
+    elif "missed" in memory:
+        warm |= {key: memory[key] for key in ("missed", "missed_at")}
+    return warm
 
 
 def _refuse_unresolved(cost: DotProductCost, epsilon: float) -> None:
@@ -59,17 +80,25 @@ def _epsilon(cost: DotProductCost, options: DistanceOptions) -> float:
     return options.relative_epsilon * mean_cost if mean_cost > 0 else 1.0
 
 
-def _initial(memory: Memory, debiased: bool) -> list[Potentials] | None:
-    """Potentials of the last solve."""
+def _start(operator: PlanOperator, epsilon: float, memory: Memory, advance: float) -> list[Potentials] | None:
+    """Potentials of the last solve, or what they have become by now."""
     if "f" not in memory:
         return None
-    cross = [Potentials(memory["f"], memory["g"])]
-    return [*cross, Potentials(memory["f_self"], memory["f_self"])] if debiased else cross
+    f, g = memory["f"], memory["g"]
+    if advance > 0:
+        g = (1 - advance) * g
+        if "missed" in memory:
+            g = g + _TRUST * min(advance / float(memory["missed_at"]), 1.0) * memory["missed"]
+        columns = torch.zeros_like(operator.b)
+        columns[0] = operator.pack_columns(g, 0)
+        f = operator.unpack_rows(operator.softmin(columns, epsilon, side="rows")[0], 0)
+    cross = [Potentials(f, g)]
+    return [*cross, Potentials(memory["f_self"], memory["f_self"])] if len(operator.problems) > 1 else cross
 
 
 def _solve(
-    cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution,
-    initial: list[Potentials] | None, debiased: bool,
+    cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution, memory: Memory, advance: float,
+    debiased: bool,
 ) -> Solution:  # fmt: skip
     """The cross problem and the moving cloud's own; from the start where a warm start leads nowhere."""
     problems: list[Problem] = [(0, 1), (0, 0)] if debiased else [(0, 1)]
@@ -77,6 +106,7 @@ def _solve(
         cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
     )  # fmt: skip
+    initial = _start(operator, epsilon, memory, advance)
     solution = solve(operator, epsilon, solver, initial=initial)
     if initial is not None and not bool(solution.converged.all()):
         solution = solve(operator, epsilon, solver)
@@ -125,5 +155,5 @@ def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergen
         marginal_error=float(columns["marginal_error"].max()), iterations=int(solution.iterations.max()),
         converged=bool(columns["converged"].all()), epsilon=solution.epsilon, debiased=bool(kept), potentials=cross,
         self_potentials=(solution.potentials(1).f, kept["target_g"]) if kept else None, cost=cost,
-        info=solution.operator.info, certificates=tuple(certificates),
+        info=solution.operator.info, certificates=tuple(certificates), operator=solution.operator,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,13 +10,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from otdd_flash.labels.gaussian import polar_factor
-from otdd_flash.labels.samples import check_pair
+from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
 from otdd_flash.types import LabeledDataset
 
 ATTACHABLE = ("means", "gaussian_diag", "gaussian")
+_KINDS = {"means": "means", "gaussian_diag": "variances", "gaussian": "covariances"}
+_BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64 rows at a time
 
 
-def attached_table(source: LabeledDataset, target: LabeledDataset, method: str) -> Tensor:
+def attached_table(
+    source: LabeledDataset, target: LabeledDataset, method: str, *, target_classes: Sequence[ClassSample] | None = None
+) -> Tensor:
     """``(c + c', c + c')`` squared class-to-class distances with a graph back to both sides' features.
 
     The values are those of :func:`otdd_flash.labels.label_distances`. A feature that is constant within a class has the
@@ -26,48 +31,117 @@ def attached_table(source: LabeledDataset, target: LabeledDataset, method: str) 
         source: ``c`` classes.
         target: ``c'`` classes.
         method: ``means``, ``gaussian_diag`` or ``gaussian``.
+        target_classes: those of a target that does not move, whose moments are then computed once and kept.
 
     Raises:
-        ValueError: another method, or data sets that cannot be compared.
+        ValueError: another method, weights with a graph, or data sets that cannot be compared.
     """
     if method not in ATTACHABLE:
         raise ValueError(f"label distance {method!r} has no attached moments: take one of {', '.join(ATTACHABLE)}")
     check_pair(source, target)
-    parts = [_Moments(side) for side in (source, target)]
-    means = torch.cat([part.means for part in parts])
+    kind = _KINDS[method]
+    moments = [_moments(source, kind)]
+    moments.append(_moments(target, kind) if target_classes is None else _of_classes(target_classes, kind))
+    means, seconds = (torch.cat(parts) for parts in zip(*moments, strict=True))
     if method == "means":
         return _squared_distances(means)
     if method == "gaussian_diag":
-        deviations = _safe_root(torch.cat([part.variances() for part in parts]))
-        return _squared_distances(torch.cat([means, deviations], 1))
-    covariances = torch.cat([part.covariances() for part in parts])
-    return _squared_distances(means) + _Bures.apply(covariances)
+        return _squared_distances(torch.cat([means, _safe_root(seconds)], 1))
+    return _squared_distances(means) + _Bures.apply(seconds)
 
 
-class _Moments:
-    """Weighted means, variances and covariances of the classes of one data set."""
+def _moments(data: LabeledDataset, kind: str) -> tuple[Tensor, Tensor]:
+    """Means ``(c, d)`` and second moments of the classes, float64, with a graph back to the features."""
+    if data.normalised_weights.requires_grad:
+        raise ValueError(f"attached moments are functions of the features alone: detach the weights of {data.name!r}")
+    return _ClassMoments.apply(data.x, class_samples(data), kind)
 
-    def __init__(self, data: LabeledDataset) -> None:
-        self.data = data
-        mass = torch.zeros(data.num_classes, dtype=torch.float64, device=data.x.device)
-        mass = mass.index_add(0, data.y, data.normalised_weights)
-        self.weights = data.normalised_weights / mass[data.y]
-        self.means = self._sums(data.x.to(torch.float64))
-        self.centred = data.x.to(torch.float64) - self.means[data.y]
 
-    def variances(self) -> Tensor:
-        """``(c, d)``."""
-        return self._sums(self.centred.square())
+def _of_classes(samples: Sequence[ClassSample], kind: str) -> tuple[Tensor, Tensor]:
+    """Means ``(c, d)`` and variances ``(c, d)``, covariances ``(c, d, d)`` or nothing, float64."""
+    means = torch.stack([sample.mean for sample in samples])
+    if kind == "means":
+        return means, means.new_zeros(len(samples), 0)
+    if kind == "variances":
+        return means, torch.stack([sample.variance for sample in samples])
+    return means, torch.stack([_covariance(sample) for sample in samples])
 
-    def covariances(self) -> Tensor:
-        """``(c, d, d)``."""
-        scaled = self.centred * self.weights.sqrt()[:, None]
-        rows = [scaled[self.data.y == c] for c in range(self.data.num_classes)]
-        return torch.stack([part.T @ part for part in rows])
 
-    def _sums(self, values: Tensor) -> Tensor:
-        out = values.new_zeros(self.data.num_classes, values.shape[1])
-        return out.index_add(0, self.data.y, self.weights[:, None] * values)
+def _covariance(sample: ClassSample) -> Tensor:
+    """``(d, d)``, summed over blocks of rows."""
+    out = torch.zeros(len(sample.mean), len(sample.mean), dtype=torch.float64, device=sample.mean.device)
+    for index, weights in _blocks(sample):
+        rows = (sample.x[index].to(torch.float64) - sample.mean) * weights.sqrt()[:, None]
+        out += rows.T @ rows
+    return out
+
+
+def _blocks(sample: ClassSample) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of a class and their weights, a few at a time: float64 copies stay small."""
+    rows = max(1, _BLOCK_ELEMENTS // max(sample.x.shape[1], 1))
+    return zip(sample.index.split(rows), sample.weights.split(rows), strict=True)
+
+
+class _ClassMoments(torch.autograd.Function):
+    """:func:`_of_classes` of ``x (n, d)``; nothing of the size of ``x`` is kept or formed but its gradient.
+
+    ``dL/dx_i = w_i (m_c + 2 v_c (x_i - mean_c))`` for gradients ``m_c`` of the means and ``v_c`` of the variances of
+    its class; with covariances ``(V_c + V_c^T) (x_i - mean_c)``. Moving a mean moves no second moment.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, samples: Sequence[ClassSample], kind: str) -> tuple[Tensor, Tensor]:
+        ctx.samples, ctx.kind = samples, kind
+        ctx.save_for_backward(x)
+        return _of_classes(samples, kind)
+
+    @staticmethod
+    def backward(ctx: Any, to_means: Tensor, to_seconds: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        return _MomentGradient.apply(x, to_means, to_seconds, ctx.samples, ctx.kind), None, None
+
+
+class _MomentGradient(torch.autograd.Function):
+    """The gradient above, linear in the upstream gradients, whose own derivative is taken class by class too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, to_means: Tensor, to_seconds: Tensor, samples: Sequence[ClassSample], kind: str
+    ) -> Tensor:
+        ctx.samples, ctx.kind = samples, kind
+        ctx.save_for_backward(to_seconds)
+        out = torch.empty_like(x)
+        for c, sample in enumerate(samples):
+            for index, weights in _blocks(sample):
+                pull = to_means[c].expand(len(index), -1)
+                if kind != "means":
+                    centred = x[index].to(torch.float64) - sample.mean
+                    both = 2 * to_seconds[c] if kind == "variances" else to_seconds[c] + to_seconds[c].T
+                    pull = pull + (centred * both if kind == "variances" else centred @ both)
+                out[index] = (weights[:, None] * pull).to(out.dtype)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.kind == "covariances":
+            raise NotImplementedError("attached moments of label_distance='gaussian' are differentiable once")
+        (to_seconds,) = ctx.saved_tensors
+        out, means, seconds = torch.zeros_like(upstream), [], []
+        for c, sample in enumerate(ctx.samples):
+            mean, second = torch.zeros_like(sample.mean), torch.zeros_like(sample.mean)
+            for index, weights in _blocks(sample):
+                rows = upstream[index].to(torch.float64)
+                mean += weights @ rows
+                second += 2 * (weights @ (rows * (sample.x[index].to(torch.float64) - sample.mean)))
+            means.append(mean)
+            seconds.append(second)
+            if ctx.kind == "variances":
+                for index, weights in _blocks(sample):
+                    moved = upstream[index].to(torch.float64) - mean
+                    out[index] = (2 * weights[:, None] * to_seconds[c] * moved).to(out.dtype)
+        to_second = torch.stack(seconds) if ctx.kind == "variances" else torch.zeros_like(to_seconds)
+        return out, torch.stack(means), to_second, None, None
 
 
 class _Bures(torch.autograd.Function):

@@ -20,7 +20,7 @@ from otdd_flash.cost import DotProductCost
 from otdd_flash.ops.tuning import WIDTH_MULTIPLE
 
 SPARE_ROWS = 256  # a tile may run past the last cloud by less than this
-_BLOCK = 1 << 23  # elements handled at a time: 64 MiB in float64
+_BLOCK = 1 << 21  # elements handled at a time: 16 MiB in float64, and five such copies beside the operand
 _DTYPES = {"int8": torch.int8, "fp16": torch.float16, "fp16x3": torch.float16, "tf32": torch.float32,
            "fp32": torch.float32}  # fmt: skip
 _GRIDS = (255.0, 1.0, 256.0, 128.0, 16.0)  # levels per unit: images in [0, 1], raw bytes, dyadic grids, digits / 16
