@@ -5,8 +5,8 @@
 A program owns one row block, one chunk of columns of ``V`` and a range of column blocks (a split). It streams operand
 tiles (or stored scores, which hold the table) and ``V``; ``O`` and ``r`` stay in float32 registers, and there is no
 running maximum. The plan tile and ``V`` are multiplied in float16: the exponents ``u`` are shifted so that a row sums
-to about ``2^SHIFT``, which puts what matters of it into float16's range. EXACT keeps 22 bits of both by splitting them
-in two and adding three products. ``r`` sums the plan as it was rounded, so ``r_i x_i - O_i`` cancels where it should.
+to about ``2^SHIFT``, which puts what matters of it into float16's range, and ``V`` comes in two pieces. EXACT splits
+the plan in two as well; without it ``r`` sums the plan as rounded, so that ``r_i x_i - O_i`` cancels where it should.
 """
 
 import triton
@@ -48,9 +48,9 @@ def _apply_plan_kernel(
         at = (col + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None] * values_pitch + chunk[None, :]
         right = tl.load(high + at)  # [BLOCK_N, BLOCK_W]
         acc = tl.dot(plan_high, right, acc)
+        acc = tl.dot(plan_high, tl.load(low + at), acc)
         if EXACT:
             acc = tl.dot(plan_low, right, acc)
-            acc = tl.dot(plan_high, tl.load(low + at), acc)
             sums += tl.sum(plan, 1)
         else:
             sums += tl.sum(plan_high.to(tl.float32), 1)
@@ -59,25 +59,26 @@ def _apply_plan_kernel(
         tl.store(mass + split.to(tl.int64) * tl.num_programs(0) * BLOCK_M + in_rows, sums)
 
 
-def apply_plan(source, exponents, halves, out, mass, *, rows, cols, strips, config) -> None:
+def apply_plan(source, exponents, halves, out, mass, *, rows, cols, strips, exact, config) -> None:
     """Write ``splits`` partial products into ``out (splits, padded rows, padded width)``, row sums into ``mass``.
 
     Args:
         source: where the scores come from.
         exponents: ``(u, v)`` of the problem, float32, padded with ``-inf``.
-        halves: ``V`` as float16 ``(padded columns, padded width)``: high pieces, and low ones or ``None``.
+        halves: ``V`` as float16 ``(padded columns, padded width)``, high and low pieces.
         out: float32, written whole.
         mass: ``(splits, padded rows)`` float32, written whole.
         rows: ``(first operand row, end operand row, row blocks)``.
         cols: ``(first operand row, column blocks, column blocks per split)``.
         strips: ``(strip height, kind)`` of :func:`otdd_flash.kernels.primitives.stored_tile` for stored scores.
+        exact: split the plan too.
         config: block sizes, warps and stages.
     """
     (u, v), (high, low) = exponents, halves
     splits, _, out_width = out.shape
     _apply_plan_kernel[(rows[2], out_width // config.block_w, splits)](
-        *source.arguments(u), u, v, high, high if low is None else low, out, mass, rows[0], cols[0], rows[1], cols[1],
+        *source.arguments(u), u, v, high, low, out, mass, rows[0], cols[0], rows[1], cols[1],
         cols[2], high.stride(0), out.stride(1), out.stride(0), *strips, MODE=config.mode, LABELS=source.labelled,
-        TMA=config.tma, STORED=config.stored, EXACT=low is not None, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        TMA=config.tma, STORED=config.stored, EXACT=exact, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
         BLOCK_K=config.block_k, BLOCK_W=config.block_w, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from dataclasses import asdict, fields
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def _model(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
 
 
+@cache
 def _triton() -> str:
+    """The installed version; looking it up takes longer than a small solve."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

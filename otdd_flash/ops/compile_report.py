@@ -16,7 +16,8 @@ from otdd_flash.ops.tuning import KernelConfig
 
 _POINTERS = {
     "tiles": "*fp32", "exponent": "*fp32", "table": "*fp32", "partial": "*fp32", "peak": "*fp32", "total": "*fp32",
-    "u": "*fp32", "v": "*fp32", "high": "*fp16", "low": "*fp16", "mass": "*fp32", "out": "*fp32", "labels": "*i32", "jobs": "*i64",
+    "u": "*fp32", "v": "*fp32", "high": "*fp16", "low": "*fp16", "mass": "*fp32", "out": "*fp32", "labels": "*i32",
+    "jobs": "*i64",
 }  # fmt: skip
 _SCALARS = {
     "scale": "fp32",

@@ -3,8 +3,9 @@
 A wide matrix would have the kernel compute every score once per 128 of its columns. It is cheaper to write a rectangle
 of the plan in float16 and let the matrix library multiply it, rectangle by rectangle: O(1) memory, every score once.
 
-The plan is multiplied in float16 pieces of rows that sum to ``2^SHIFT``. That holds for potentials that nearly meet the
-row marginals, and is looked at: where it fails, exact row sums by a safe half step take the place of the weights.
+Both factors are float16 pieces; rows of the plan are scaled to sum to ``2^SHIFT``. That holds for potentials that
+nearly meet the row marginals, and is looked at: where it fails, exact row sums by a safe half step take the place of
+the weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from otdd_flash.kernels.apply_plan import SHIFT, apply_plan
 from otdd_flash.kernels.plan_tiles import plan_tiles
 from otdd_flash.kernels.potentials import exponents
+from otdd_flash.kernels.source import ScoreSource
 from otdd_flash.ops import tuning
 from otdd_flash.ops.sweeps import strip_height
 from otdd_flash.ops.tiles import ceil_div
@@ -38,30 +40,29 @@ class Halves:
 
     Args:
         high: ``(padded rows, padded columns)``.
-        low: what rounding to ``high`` left, or ``None`` where ten bits are enough.
+        low: what rounding to ``high`` left.
         shift: ``(columns,)`` float32, whole numbers.
     """
 
     high: Tensor
-    low: Tensor | None
+    low: Tensor
     shift: Tensor
 
     @classmethod
-    def split(cls, values: Tensor, order: Tensor | None, shape: tuple[int, int], *, exact: bool) -> Halves:
+    def split(cls, values: Tensor, order: Tensor | None, shape: tuple[int, int]) -> Halves:
         """Split ``values`` with rows in ``order``, a block of rows at a time."""
         rows, columns = values.shape
         peak = torch.linalg.vector_norm(values, math.inf, dim=0).to(torch.float32)
         shift = torch.where(peak > 0, 14.0 - torch.frexp(peak)[1], 0.0)
         scale = torch.exp2(shift).to(values.dtype)
         high = torch.zeros(shape, dtype=torch.float16, device=values.device)
-        low = torch.zeros_like(high) if exact else None
+        low = torch.zeros_like(high)
         step = max(1, _CHUNK // max(columns, 1))
         for start in range(0, rows, step):
             at = slice(start, min(start + step, rows))
             part = (values[at] if order is None else values[order[at]]) * scale
             high[at, :columns] = part
-            if low is not None:
-                low[at, :columns] = part - high[at, :columns]
+            low[at, :columns] = part - high[at, :columns]
         return cls(high, low, shift)
 
 
@@ -154,9 +155,7 @@ class _Sides:
         config = tuning.apply_config(op.packed.mode, width, op.arch, stored=op.strip, exact=self.exact)
         padded = ceil_div(max(width, 1), config.block_w) * config.block_w
         row_blocks, col_blocks = ceil_div(self.n, config.block_m), ceil_div(self.m, config.block_n)
-        halves = Halves.split(
-            values, op.packed.order[self.j], (col_blocks * config.block_n, padded), exact=self.exact
-        )  # fmt: skip
+        halves = Halves.split(values, op.packed.order[self.j], (col_blocks * config.block_n, padded))
         chunks = padded // config.block_w
         share = ceil_div(col_blocks, min(col_blocks, 16, ceil_div(512, row_blocks * chunks)))
         splits, height = ceil_div(col_blocks, share), row_blocks * config.block_m
@@ -166,7 +165,7 @@ class _Sides:
         apply_plan(
             self._source(config), sides, (halves.high, halves.low), out, mass,
             rows=(first, first + self.n, row_blocks), cols=(op.packed.offsets[self.j], col_blocks, share),
-            strips=self._strips(), config=config,
+            strips=self._strips(), exact=self.exact, config=config,
         )  # fmt: skip
         summed = out[0] if splits == 1 else out.sum(0, dtype=torch.float64)
         return summed[:, :width] * torch.exp2(-halves.shift), mass.sum(0, dtype=torch.float64)
@@ -178,7 +177,7 @@ class _Sides:
         cols = ceil_div(self.m, config.block_n) * config.block_n
         height, breadth = min(rows, _RECTANGLE[0]), min(cols, _RECTANGLE[1] // (2 if self.exact else 1))
         padded = ceil_div(width + 1, 8) * 8
-        halves = Halves.split(values, op.packed.order[self.j], (cols, padded), exact=self.exact)
+        halves = Halves.split(values, op.packed.order[self.j], (cols, padded))
         halves.high[: self.m, width] = 1.0  # row sums of the plan as rounded
         high = torch.empty(height * breadth, dtype=torch.float16, device=values.device)
         low = torch.empty_like(high) if self.exact else None
@@ -196,13 +195,13 @@ class _Sides:
                 )  # fmt: skip
                 at, part = out[row : row + tall], slice(col, col + wide)
                 _accumulate(at, block, halves.high[part])
-                if rest is not None and halves.low is not None:
+                _accumulate(at, block, halves.low[part])
+                if rest is not None:
                     _accumulate(at, rest, halves.high[part])
-                    _accumulate(at, block, halves.low[part])
         out[:, :width].mul_(torch.exp2(-halves.shift))
         return out[:, :width], out[:, width].to(torch.float64)
 
-    def _source(self, config: tuning.KernelConfig):  # noqa: ANN202 (a ScoreSource)
+    def _source(self, config: tuning.KernelConfig) -> ScoreSource:
         op = self.operator
         source = op.source(config, self.epsilon, stored=op.strip > 0)
         if source.tiles is None:

@@ -9,7 +9,6 @@ then one matrix product and no exponential.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -64,14 +63,8 @@ class PlanProducts:
         return self.x if self.symmetric else self.cost.centred(self.problem[1], torch.float64)
 
     def points(self) -> tuple[Tensor, Tensor]:
-        """The centred points ``(n, d), (m, d)`` of both sides as the costs had them, in the precision of the solve.
-
-        A mode that rounds the clouds solves a problem of slightly moved points: its gradient is taken at those, so that
-        ``r_i x_i - (P y)_i`` vanishes where it should.
-        """
+        """The centred points ``(n, d), (m, d)`` of both sides in the precision of the solve."""
         sides = [self.cost.centred(i, self.dtype) for i in dict.fromkeys(self.problem)]
-        if self._precision in ("fp16", "tf32"):
-            sides = [_ten_bits(side) for side in sides]
         return sides[0], sides[-1]
 
     @cached_property
@@ -210,10 +203,3 @@ def _potentials(found: Divergence, problem: tuple[int, int]) -> Potentials:
         raise ValueError("a divergence that is not debiased has no self problems")
     f = found.self_potentials[problem[0]]
     return Potentials(f, f)
-
-
-def _ten_bits(points: Tensor) -> Tensor:
-    """Float32 rounded to the mantissa of float16, whatever the size; in place."""
-    peak = float(points.abs().max())
-    scale = 2.0 ** (14 - math.frexp(peak)[1]) if peak > 0 else 1.0
-    return points.mul_(scale).copy_(points.to(torch.float16)).div_(scale)

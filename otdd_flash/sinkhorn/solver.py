@@ -346,8 +346,10 @@ class _State:
 
         Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
         """
-        g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        a, b = self.rows.target(self.a, self.f), self.columns.target(self.b, g)
+        a, b = self.a, self.b
+        if not (self.rows.hard and self.columns.hard):
+            g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
+            a, b = self.rows.target(a, self.f), self.columns.target(b, g)
         least = _NEGLIGIBLE * self.mass[:, None]
         rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
         columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
