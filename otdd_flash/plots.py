@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _MAPS = {"light": "Blues", "dark": "Blues_r"}  # little is near the ground's own colour in both
 _ANNOTATED = 16  # cells a side up to which numbers are written into a heat map
+# Where a name can stand beside its point: shift in points of print, and how the text is aligned there.
+_SIDES: tuple[tuple[tuple[int, int], str, str], ...] = (
+    ((0, 6), "center", "bottom"), ((0, -6), "center", "top"), ((7, 0), "left", "center"), ((-7, 0), "right", "center"),
+)  # fmt: skip
+_MAP_LETTERS = 9  # points of print
 _LONGEST = 32  # characters of a name; the rest of a longer one is left out
 
 
@@ -157,8 +162,11 @@ def set_map(
     x, y = found.points.T.tolist()
     with _figure(theme, 5.2, 4.8) as (figure, axes):
         axes.scatter(x, y, s=42, color=COLOURS[theme]["accent"], zorder=2)
-        for name, *place in zip(_short(matrix.names), x, y, strict=True):
-            axes.annotate(name, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
+        names = _short(matrix.names)
+        for name, place, side in zip(names, zip(x, y, strict=True), _sides(found.points, names), strict=True):
+            shift, across, along = _SIDES[side]
+            style = {"ha": across, "va": along, "fontsize": _MAP_LETTERS}
+            axes.annotate(name, place, xytext=shift, textcoords="offset points", **style)
         axes.margins(0.15)
         axes.set_xticks([])
         axes.set_yticks([])
@@ -262,6 +270,35 @@ def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, An
 def _short(names: Sequence[str]) -> list[str]:
     """Names that leave room for the figure."""
     return [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names]
+
+
+def _sides(points: Tensor, names: Sequence[str]) -> list[int]:
+    """For each point of a map the side for its name: the first of ``_SIDES`` that covers least of what is there.
+
+    Sizes are estimates, in points of print: the map is about 340 of them wide, a letter 0.6 of its height.
+    """
+    span = float((points.amax(0) - points.amin(0)).max())
+    places = ((points - points.mean(0)) * (340 / 1.3 / span if span > 0 else 0.0)).tolist()
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    chosen = []
+    for (x, y), name in zip(places, names, strict=True):
+        width, height = 0.6 * _MAP_LETTERS * len(name), 1.2 * _MAP_LETTERS
+        boxes = []
+        for (right, up), across, along in _SIDES:
+            left = x + right - width * {"left": 0.0, "center": 0.5, "right": 1.0}[across]
+            low = y + up - height * {"bottom": 0.0, "center": 0.5, "top": 1.0}[along]
+            boxes.append((left, low, left + width, low + height))
+        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        chosen.append(covered.index(min(covered)))
+        taken.append(boxes[chosen[-1]])
+    return chosen
+
+
+def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    """Area that two boxes (left, low, right, high) share."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    return max(width, 0.0) * max(height, 0.0)
 
 
 def _only(axes: Any, *kept: str) -> None:

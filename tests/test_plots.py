@@ -129,3 +129,18 @@ def test_axes_are_dark_enough_in_both_themes(matrix: otdd.DistanceMatrix) -> Non
             axes = figure.axes[0]
             colours = {matplotlib.colors.to_hex(label.get_color()) for label in axes.get_xticklabels()}
             assert colours == {ink}
+
+
+def test_names_of_near_sets_do_not_cover_each_other() -> None:
+    points = torch.tensor([[0.0, 0], [0.12, 0.02], [0.05, 1], [1, 0], [0.98, 0.06]], dtype=torch.float64)
+    values = torch.cdist(points, points).square()
+    near = otdd.DistanceMatrix(
+        names=("first name", "second name", "third", "a fourth one", "the fifth"), values=values,
+        errors=torch.zeros_like(values), certificates={}, failures=(), sets=(None,) * 5, epsilon=1.0,
+        label_epsilon=None, reference_cost=None, options={"debiased": True},
+    )  # fmt: skip
+    figure = plots.set_map(near)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert [i for i, box in enumerate(boxes) if box.count_overlaps(boxes[i + 1 :])] == []
+    assert {text.get_va() for text in figure.axes[0].texts} != {"bottom"}
