@@ -33,7 +33,7 @@ def run_task(task: Task, arguments: Sequence[str]) -> int:
     decorate = hydra.main(config_path="pkg://otdd_flash.conf", config_name=task.name, **_version_base(hydra))
     app = decorate(_make_job(task, full))
     try:
-        with _hydra_process(task.program, [expand_group(argument) for argument in arguments]):
+        with _hydra_process(task.program, overrides_first([expand_group(argument) for argument in arguments])):
             app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.OK
@@ -46,6 +46,12 @@ def expand_group(argument: str) -> str:
     """Rewrite ``source=NAME`` to ``dataset@source=NAME``, and so for ``target``; all else is left alone."""
     key, equals, value = argument.partition("=")
     return f"{_PACKAGED_GROUPS[key]}={value}" if equals and key in _PACKAGED_GROUPS else argument
+
+
+def overrides_first(arguments: Sequence[str]) -> list[str]:
+    """The overrides, then Hydra's flags with their values: its parser takes overrides in one place only."""
+    overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+    return [*overrides, *(a for a in arguments if a not in overrides)]
 
 
 def _register(task: Task) -> None:

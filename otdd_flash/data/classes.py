@@ -234,11 +234,12 @@ def _integral(array: np.ndarray, missing: np.ndarray) -> np.ndarray:
     advice = "OTDD compares classes: bin the target first, e.g. numpy.digitize(y, numpy.quantile(y, [0.25, 0.5, 0.75]))"
     if real.size:
         raise ValueError(f"y holds real-valued targets ({array[real[0]]} in row {real[0]}); {advice}")
-    wide = np.flatnonzero(~missing)[np.abs(known.astype(np.float64)) >= _BEYOND_INT64]
+    exact = 2 / np.finfo(array.dtype).eps
+    wide = np.flatnonzero(~missing)[np.abs(known) > exact]
     if wide.size:
         raise ValueError(
-            f"y holds floats beyond 64-bit integers ({array[wide[0]]} in row {wide[0]}); if they are class ids, pass "
-            "them as integers or strings"
+            f"y holds floats beyond {exact:.0f}, among which integers are lost ({array[wide[0]]} in row {wide[0]}); if "
+            "they are class ids, pass them as integers or strings"
         )
     distinct = len(np.unique(known))
     if distinct > 20 and distinct > known.size / 3:

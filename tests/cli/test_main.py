@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from otdd_flash import __version__
-from otdd_flash.cli.app import _version_base, expand_group
+from otdd_flash.cli.app import _version_base, expand_group, overrides_first
 from otdd_flash.cli.exit_codes import ExitCode, exit_code
 from otdd_flash.cli.tasks import TASKS
 from otdd_flash.errors import NotConvergedError
@@ -119,6 +119,14 @@ def test_exit_codes(error: BaseException, code: ExitCode) -> None:
 )
 def test_groups_of_the_two_sides(argument: str, expanded: str) -> None:
     assert expand_group(argument) == expanded
+
+
+def test_flags_may_stand_anywhere(otdd: Command) -> None:
+    given = ["a=1", "-m", "b=2", "--cfg", "job", "+c=3", "~d", "--package=x=y"]
+    assert overrides_first(given) == ["a=1", "b=2", "+c=3", "~d", "-m", "--cfg", "job", "--package=x=y"]
+    outcome = otdd("distance", "source=iris", "--cfg", "job", "target=wine", "seed=3")
+    assert outcome.code == 0, outcome.err
+    assert "seed: 3" in outcome.out
 
 
 @pytest.mark.parametrize(

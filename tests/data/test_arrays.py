@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from otdd_flash import from_arrays
+from otdd_flash import from_arrays, load
 from otdd_flash.data.classes import name_classes
 
 X4 = np.arange(12.0).reshape(4, 3)
@@ -65,9 +65,22 @@ def test_unlabelled_rows_are_dropped_and_counted(y):
     assert torch.equal(data.x, torch.as_tensor(X4)[[0, 2, 3]])
 
 
+def test_integer_labels_with_gaps_keep_their_names_and_their_difference(tmp_path):
+    """A column of integers with a gap is read as floats: 1.0 is class "1", and 2**53 + 1 cannot be told from 2**53."""
+    for text, names in (("1\n2\n\n1\n2\n", ("1", "2")), ("-3\n\n7\n-3\n7\n", ("-3", "7"))):
+        rows = [f"{i},{label}" for i, label in enumerate(text.split("\n")[:-1])]
+        (tmp_path / "gap.csv").write_text("x,label\n" + "\n".join(rows))
+        data = load(f"csv:{tmp_path}/gap.csv")
+        assert data.class_names == names
+        assert data.dropped == {"unlabelled": 1}
+    (tmp_path / "wide.csv").write_text("x,label\n0,9007199254740993\n1,9007199254740992\n2,\n3,9007199254740994\n")
+    with pytest.raises(ValueError, match="floats beyond 9007199254740992"):
+        load(f"csv:{tmp_path}/wide.csv")
+
+
 def test_float_labels_beyond_integers_are_refused_and_integers_kept():
     for y in (np.array([1e19, 2e19, 1e19, 2e19]), [1e19, None, 2e19, 1e19], torch.tensor([-(2.0**70), 1, 1, 1])):
-        with pytest.raises(ValueError, match=r"floats beyond 64-bit integers \(\S+e\+\d+ in row 0\)"):
+        with pytest.raises(ValueError, match=r"floats beyond \d+, .* \(\S+e\+\d+ in row 0\)"):
             from_arrays(X4, y)
     data = from_arrays(X4, [10**19, 2 * 10**19, -5, 10**19])
     assert data.class_names == ("-5", "1" + "0" * 19, "2" + "0" * 19)
