@@ -173,13 +173,17 @@ def _pictures(config: FlowConfig, folder: Path, source: LabeledDataset, target: 
     """Image grids for pictures, points in the plane for all else, and their animation."""
     from otdd_flash.flows import Animation, ImageGrid, Scatter
 
+    if config.pictures.animation not in ("gif", "mp4", "none"):
+        raise ValueError(f"pictures.animation must be gif, mp4 or none, got {config.pictures.animation!r}")
     if not config.pictures.every:
         return []
     drawing: Callback = Scatter(target, folder, config.pictures.every)
     pattern = "scatter_*.png"
     if source.image_shape is not None and source.levels is not None:
         drawing, pattern = ImageGrid(folder, config.pictures.every, config.pictures.columns), "images_*.png"
-    return [drawing, *([Animation(folder / "flow.gif", folder, pattern)] if config.pictures.animation else [])]
+    if config.pictures.animation == "none":
+        return [drawing]
+    return [drawing, Animation(folder / f"flow.{config.pictures.animation}", folder, pattern)]
 
 
 def _transfer_check(

@@ -60,8 +60,8 @@ class PicturesConfig:
     """Steps between frames; 0 draws nothing."""
     columns: int = 10
     """Samples a class in image grids."""
-    animation: bool = True
-    """Join the frames to a GIF."""
+    animation: str = "gif"
+    """Join the frames: gif, mp4 (pip install 'otdd-flash[flows]') or none."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class FlowConfig(DataConfig):
     """Stop after so many steps without a fall of the value by patience_relative; 0 for never."""
     patience_relative: float = 1e-3
     tensorboard: bool = False
-    """Metrics for TensorBoard too."""
+    """Metrics for TensorBoard too (pip install 'otdd-flash[flows]')."""
     transfer_split: str | None = None
     """Part of the target that the transfer check tests on; null for the target's own samples."""
     transfer_neighbours: int = 5

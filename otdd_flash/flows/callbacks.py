@@ -90,15 +90,18 @@ class Metrics(Callback):
 
 @dataclass(eq=False)
 class TensorBoard(Callback):
-    """The same numbers for TensorBoard, where it is installed."""
+    """The same numbers for TensorBoard (extra ``flows``): ``tensorboard --logdir folder`` shows them.
+
+    After a resume the numbers of steps that are made again are replaced.
+    """
 
     folder: str | os.PathLike[str]
     _writer: Any = field(default=None, repr=False)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Open the event file."""
-        optional_import("tensorboard", needed_for="TensorBoard metrics")
-        board = optional_import("torch.utils.tensorboard", needed_for="TensorBoard metrics")
+        optional_import("tensorboard", needed_for="TensorBoard metrics", extra="flows")
+        board = optional_import("torch.utils.tensorboard", needed_for="TensorBoard metrics", extra="flows")
         self._writer = board.SummaryWriter(str(self.folder), purge_step=state.step)
         self(flow, state)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from otdd_flash.flows.flow import Flow
 
 _GAP = 2  # pixels between pictures
+_GREY = 96
+_ROWS = 4096  # points projected at a time
+_LAST = 8  # times as long as the others the last frame of an animation is shown
 
 
 @dataclass(eq=False)
@@ -83,10 +86,10 @@ class Scatter(Callback):
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Choose the axes and draw the start."""
-        stacked = torch.cat([state.data.x.to(torch.float64), self.target.x.to(torch.float64)])
+        clouds = state.data.x, self.target.x
         if self.axes is None:
-            self.axes = _main_axes(stacked)
-        seen = stacked @ self.axes
+            self.axes = _main_axes(*clouds)
+        seen = torch.cat([_projected(x, self.axes) for x in clouds])
         margin = 0.05 * (seen.amax(0) - seen.amin(0))
         self._limits = (seen.amin(0) - margin).tolist(), (seen.amax(0) + margin).tolist()
         self._draw(flow, state)
@@ -110,7 +113,7 @@ class Scatter(Callback):
         axes = figure.add_subplot()
         now = flow.dataset(state)
         for data, marker, alpha in ((self.target, "x", 0.35), (now, "o", 0.8)):
-            points = (data.x.to(torch.float64) @ self.axes).cpu()
+            points = _projected(data.x, self.axes).cpu()
             axes.scatter(
                 points[:, 0],
                 points[:, 1],
@@ -131,12 +134,29 @@ class Scatter(Callback):
 
 @dataclass(eq=False)
 class Animation(Callback):
-    """``path``: all frames ``folder/<pattern>`` as a GIF, made at the end; list it after what draws the frames."""
+    """All frames ``folder/<pattern>`` in one file, made at the end; list it after what draws the frames.
+
+    Args:
+        path: ``.gif``, or ``.mp4`` (H.264; needs the extra ``flows``).
+        folder: of the frames.
+        pattern: of their names, which sort by step.
+        milliseconds: a frame is shown; the last one eight times as long.
+    """
 
     path: str | os.PathLike[str]
     folder: str | os.PathLike[str]
     pattern: str = "images_*.png"
     milliseconds: int = 250
+
+    def __post_init__(self) -> None:
+        if Path(self.path).suffix not in (".gif", ".mp4"):
+            raise ValueError(f"an animation is a .gif or an .mp4 file, got {os.fspath(self.path)!r}")
+
+    def start(self, flow: Flow, state: FlowState, steps: int) -> None:
+        """Look for what the end will need: not after hours that it is missing."""
+        optional_import("PIL.Image", needed_for="an animation", extra="plots")
+        if Path(self.path).suffix == ".mp4":
+            _video_library()
 
     def finish(self, flow: Flow, state: FlowState) -> None:
         """Join the frames."""
@@ -144,9 +164,13 @@ class Animation(Callback):
         frames = [images.open(path).convert("RGB") for path in sorted(Path(self.folder).glob(self.pattern))]
         if not frames:
             raise ValueError(f"no frames {self.pattern} in {self.folder}: list Animation after what draws them")
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        durations = [self.milliseconds] * (len(frames) - 1) + [8 * self.milliseconds]
-        frames[0].save(self.path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+        path = Path(self.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".mp4":
+            _save_video(path, [*frames, *[frames[-1]] * (_LAST - 1)], 1000 / self.milliseconds)
+            return
+        durations = [self.milliseconds] * (len(frames) - 1) + [_LAST * self.milliseconds]
+        frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
 def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scale: int = 2) -> Any:
@@ -161,7 +185,7 @@ def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scal
     images = optional_import("PIL.Image", needed_for="image grids", extra="plots")
     channels, height, width = shape if len(shape) == 3 else (1, *shape)
     across = max(len(row) for row in rows)
-    canvas = torch.full((len(rows) * (height + _GAP), across * (width + _GAP), 3), 96, dtype=torch.uint8)
+    canvas = torch.full((len(rows) * (height + _GAP), across * (width + _GAP), 3), _GREY, dtype=torch.uint8)
     for r, row in enumerate(rows):
         for c, index in enumerate(row):
             picture = (x[index].detach().cpu().float().reshape(channels, height, width).clamp(0, 1) * 255).round()
@@ -170,17 +194,44 @@ def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scal
     return images.fromarray(canvas.repeat_interleave(scale, 0).repeat_interleave(scale, 1).numpy())
 
 
+def _video_library() -> Any:
+    """imageio, with the encoder that its extra brings."""
+    optional_import("imageio_ffmpeg", needed_for="an MP4 animation", extra="flows")
+    return optional_import("imageio.v2", needed_for="an MP4 animation", extra="flows")
+
+
+def _save_video(path: Path, frames: list[Any], rate: float) -> None:
+    """Write pillow images as H.264; sides are padded to even lengths, which its colours need."""
+    numpy = optional_import("numpy", needed_for="an MP4 animation")
+    writer = _video_library().get_writer(path, format="FFMPEG", fps=rate, codec="libx264", macro_block_size=1)
+    with writer:
+        for frame in frames:
+            image = numpy.asarray(frame)
+            odd = [(0, side % 2) for side in image.shape[:2]]
+            writer.append_data(numpy.pad(image, [*odd, (0, 0)], constant_values=_GREY))
+
+
 def _save(image: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
 
 
-def _main_axes(points: Tensor) -> Tensor:
+def _projected(x: Tensor, axes: Tensor) -> Tensor:
+    """``(n, 2)`` float64, by blocks of rows."""
+    return torch.cat([rows.to(torch.float64) @ axes for rows in x.split(_ROWS)])
+
+
+def _main_axes(*clouds: Tensor) -> Tensor:
     """``(d, 2)`` projection: the plane itself, or the two directions of largest variance with a fixed sign."""
-    d = points.shape[1]
+    d, device = clouds[0].shape[1], clouds[0].device
     if d <= 2:
-        return torch.eye(d, 2, dtype=torch.float64, device=points.device)
-    centred = points - points.mean(0)
-    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -2:].flip(1)
+        return torch.eye(d, 2, dtype=torch.float64, device=device)
+    blocks = [rows for x in clouds for rows in x.split(_ROWS)]
+    mean = torch.stack([rows.sum(0, dtype=torch.float64) for rows in blocks]).sum(0) / sum(map(len, clouds))
+    scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
+    for rows in blocks:
+        centred = rows.to(torch.float64) - mean
+        scatter += centred.T @ centred
+    axes = torch.linalg.eigh(scatter).eigenvectors[:, -2:].flip(1)
     signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
     return axes * signs

@@ -99,6 +99,7 @@ def test_every_stepper_of_the_group_runs(otdd: Command, stepper: str, fall: floa
         ("stepper.name=leap", "stepper.name must be line_search"),
         ("projection=ball", "projection must be none, box, grid, auto"),
         ("solver.reach=1", "a flow takes no reach"),
+        ("pictures.animation=webm", "pictures.animation must be gif, mp4 or none"),
     ],
 )
 def test_wrong_choices_are_named(otdd: Command, override: str, words: str) -> None:
@@ -125,6 +126,18 @@ def test_pictures_of_points_and_table(otdd: Command, tmp_path: Path) -> None:
     rows = dict(line.split("  ", 1) for line in outcome.out.splitlines()[2:] if line)
     assert "with every step" in rows["fall"]
     assert "3-NN, 50 samples of the target" in rows["transfer"]
+
+
+def test_video_and_tensorboard_from_the_command(otdd: Command, tmp_path: Path) -> None:
+    for module in ("matplotlib", "imageio_ffmpeg", "tensorboard"):
+        pytest.importorskip(module)
+    given = ("steps=1", "pictures.every=1", "pictures.animation=mp4", "tensorboard=true", "transfer_neighbours=0")
+    outcome = otdd("flow", *IRIS[:-1], *given)
+    assert outcome.code == 0, outcome.err
+    folder = folder_of(tmp_path)
+    names = {path.name for path in (folder / "pictures").iterdir()}
+    assert names == {"scatter_00000.png", "scatter_00001.png", "flow.mp4"}
+    assert len(list((folder / "tensorboard").glob("events.out.tfevents.*"))) == 1
 
 
 @pytest.mark.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from otdd_flash.flows import (
     Flow,
     FlowState,
     ImageGrid,
+    InternalEnergy,
     JointFlow,
     LineSearch,
     Metrics,
@@ -158,15 +160,42 @@ def test_metrics_hold_every_step_once_also_after_a_resume(tmp_path: Path) -> Non
     assert {"rate", "speed", "event", "classes", "seconds", "converged", "iterations"} <= set(found[0])
 
 
-def test_tensorboard_writes_or_says_what_is_missing(tmp_path: Path) -> None:
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        with pytest.raises(ImportError, match="pip install tensorboard"):
-            gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[TensorBoard(tmp_path)])
-        return
-    gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[TensorBoard(tmp_path)])
-    assert list(tmp_path.glob("events.out.tfevents.*"))
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a folder."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_every_step_once_also_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board, checkpoint = tmp_path / "board", tmp_path / "checkpoint.safetensors"
+    flow = Flow(DatasetTransport(TARGET, OPTIONS))
+    first = flow.run(SOURCE, steps=3, callbacks=[TensorBoard(board), SaveCheckpoint(checkpoint)])
+    flow.run(SOURCE, steps=4, callbacks=[TensorBoard(board)], resume=Checkpoint.load(checkpoint))
+    again = flow.run(SOURCE, steps=5, callbacks=[TensorBoard(board)], resume=Checkpoint.load(checkpoint))
+    found = scalars(board)
+    assert {"flow/value", "flow/rate", "flow/speed", "flow/classes", "flow/iterations"} <= set(found)
+    assert [step for step, _ in found["flow/value"]] == list(range(6))
+    values = [h["value"] for h in (*first.history, *again.history[1:])]
+    assert [value for _, value in found["flow/value"]] == pytest.approx(values, rel=1e-6)  # kept in float32
+    assert [step for step, _ in found["flow/rate"]] == [1, 2, 3, 4, 5]  # the start has none
+
+
+def test_tensorboard_and_video_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, not at the end."""
+    for module in ("tensorboard", "imageio_ffmpeg"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for callback in (TensorBoard(tmp_path), Animation(tmp_path / "flow.mp4", tmp_path)):
+        with pytest.raises(ImportError, match=r"needs \w+, which is not installed: pip install 'otdd-flash\[flows\]'"):
+            gradient_flow(SOURCE, InternalEnergy(_never), steps=1, callbacks=[callback])
+
+
+def _never(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """An energy that may be evaluated at the start alone."""
+    assert torch.equal(x.detach(), SOURCE.x)
+    return x.sum()
 
 
 def test_trajectory_holds_the_variables(tmp_path: Path) -> None:
@@ -215,6 +244,45 @@ def test_image_grid_shows_the_pixels_by_class(tmp_path: Path) -> None:
     assert [first.getpixel(at)[0] for at in corners] == [0, 51, 153, 204]
     assert [last.getpixel(at)[0] for at in corners] == pytest.approx([0, 6.4, 19.1, 25.5], abs=0.6)
     assert image.open(tmp_path / "flow.gif").n_frames == 3
+
+
+def test_a_video_decodes_to_its_frames(tmp_path: Path) -> None:
+    """The frames of the grid, 9 x 9 pixels (padded to even sides), and the last one held for eight."""
+    imageio = pytest.importorskip("imageio.v2")
+    pytest.importorskip("imageio_ffmpeg")
+    data = replace(pictures(), image_shape=(2, 2))
+    grid = ImageGrid(tmp_path, every=1, columns=3, scale=9)
+    film = Animation(tmp_path / "film" / "flow.mp4", tmp_path, milliseconds=100)
+    gradient_flow(data, QUADRATIC, steps=3, stepper=Euler(0.25), callbacks=[grid, film])
+    with imageio.get_reader(film.path) as reader:
+        frames = list(reader.iter_data())
+        assert reader.get_meta_data()["fps"] == 10
+    assert len(frames) == 4 + 7
+    drawn = [imageio.imread(path)[..., :3] for path in sorted(tmp_path.glob("images_*.png"))]
+    height, width = drawn[0].shape[:2]
+    assert (height, width) == (72, 108)
+    for frame, picture in zip(frames, [*drawn, *[drawn[-1]] * 7], strict=True):
+        # the middle of the second picture of the second class, which halves with every step
+        assert abs(int(frame[49, 49, 0]) - int(picture[49, 49, 0])) <= 6
+    assert int(frames[0][49, 49, 0]) > int(frames[1][49, 49, 0]) + 50
+
+
+def test_a_video_of_odd_sides(tmp_path: Path) -> None:
+    imageio = pytest.importorskip("imageio.v2")
+    pytest.importorskip("imageio_ffmpeg")
+    image = pytest.importorskip("PIL.Image")
+    for i in range(3):
+        image.new("RGB", (33, 21), (80 * i, 0, 0)).save(tmp_path / f"images_{i}.png")
+    gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[Animation(tmp_path / "flow.mp4", tmp_path)])
+    with imageio.get_reader(tmp_path / "flow.mp4") as reader:
+        frames = list(reader.iter_data())
+    assert len(frames) == 3 + 7
+    assert {frame.shape for frame in frames} == {(22, 34, 3)}
+
+
+def test_an_animation_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a \.gif or an \.mp4 file, got .*flow\.webm"):
+        Animation(tmp_path / "flow.webm", tmp_path)
 
 
 def test_image_grid_wants_pictures(tmp_path: Path) -> None:
