@@ -224,7 +224,7 @@ def _pool(run: _Run, devices: list[str | None], stack: ExitStack) -> InProcess |
 def _build_worker(
     sources: list[SetSource], options: DistanceOptions, store: Store, devices: list[str | None], slot: int
 ) -> Worker:
-    return Worker(sources, options, store, device=devices[slot], share=len(devices))
+    return Worker(sources, options, store, device=devices[slot], share=devices.count(devices[slot]))
 
 
 def _parse_shard(shard: str | None) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,9 +176,15 @@ def _call_here(item: Item) -> tuple[Any, tuple[str, str, str] | None]:
 def _call(worker: Worker, item: Item) -> tuple[Any, tuple[str, str, str] | None]:
     """The value of an item, or its error in words: one that fails does not end the run."""
     try:
-        return getattr(worker, item.method)(*item.arguments), None
+        with _current(worker.device):
+            return getattr(worker, item.method)(*item.arguments), None
     except Exception as error:
         return None, (type(error).__name__, str(error), traceback.format_exc())
+
+
+def _current(device: str | None) -> AbstractContextManager[Any]:
+    """Make ``device`` the current GPU: kernels are launched there, and ``cuda`` in a loader means it."""
+    return torch.cuda.device(device) if (device or "").startswith("cuda:") else nullcontext()
 
 
 def tiled(pairs: Sequence[tuple[int, int]], size: int = 8) -> list[tuple[int, int]]:

@@ -49,7 +49,7 @@ class Worker:
         options: of the distances.
         store: where results go.
         device: where to compute; ``None`` leaves the data where it is.
-        share: how many workers share this machine's memory.
+        share: how many workers share this device's memory.
     """
 
     def __init__(
@@ -222,8 +222,10 @@ def _bytes(ready: Prepared) -> int:
 
 
 def _fair_budget(options: DistanceOptions, device: str | None, share: int) -> int | None:
-    """Bytes for stored costs of one of ``share`` workers on the CPU; a GPU asks its own free memory."""
-    if options.memory_budget is not None or share == 1 or (device or "cpu") != "cpu":
+    """Bytes for stored costs of one of ``share`` workers on a device; one alone takes what it finds free."""
+    if options.memory_budget is not None or share == 1:
         return options.memory_budget
+    if (device or "cpu").startswith("cuda"):
+        return int(0.6 * torch.cuda.get_device_properties(device).total_memory) // share
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
     return total // (4 * share)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,6 +312,44 @@ def test_eight_workers_spread_over_four_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_devices("cuda:2", 2) == ["cuda:2", "cuda:2"]
     with pytest.raises(ValueError, match=r"torch sees cuda:0 \(GPU 0\), .*cuda:3 \(GPU 3\)"):
         resolve_devices("cuda:4", 1)
+
+
+def test_each_item_runs_with_its_workers_gpu_current(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kernels are launched on the current device, and a loader's "cuda" is the current one."""
+    from otdd_flash.matrix import pool
+    from otdd_flash.matrix.store import Store
+
+    current: list[str] = []
+
+    @contextmanager
+    def fake(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    seen: list[tuple[str, ...]] = []
+    monkeypatch.setattr(torch.cuda, "device", fake)
+    monkeypatch.setattr(Worker, "summarise", lambda self, position: seen.append(tuple(current)))
+    for device in ("cuda:3", "cpu", None, "cuda:0"):
+        worker = Worker([], otdd.DistanceOptions(), Store(tmp_path), device=device)
+        pool._call(worker, pool.Item(("a",), "summarise", (0,)))
+    assert seen == [("cuda:3",), (), (), ("cuda:0",)]
+    assert current == []
+
+
+def test_workers_of_one_gpu_share_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight workers on four GPUs are two on each: each may store half of what one alone would."""
+    from otdd_flash.matrix.api import _build_worker
+    from otdd_flash.matrix.store import Store
+
+    properties = SimpleNamespace(total_memory=100_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    devices = [f"cuda:{i}" for i in (0, 1, 2, 3)] * 2
+    budgets = [_build_worker([], otdd.DistanceOptions(), Store(tmp_path), devices, slot) for slot in range(8)]
+    assert [worker.device for worker in budgets] == devices
+    assert {worker.options.memory_budget for worker in budgets} == {30_000}
+    alone = _build_worker([], otdd.DistanceOptions(), Store(tmp_path), devices[:4], 2)
+    assert alone.options.memory_budget is None, "it asks its own free memory"
 
 
 def test_loaders_that_give_other_data_each_time_are_refused() -> None:
