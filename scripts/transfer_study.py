@@ -23,20 +23,28 @@ from selection_study import rotated
 from torch.nn import functional
 
 import otdd_flash as otdd
+from otdd_flash.data.features import Batching, Pca
 from otdd_flash.flows.transfer import knn_predict
-from otdd_flash.selection.sliced import Slices, moment_distances
+from otdd_flash.screening import Slices, moment_distance
 from otdd_flash.types import LabeledDataset
 
 Row = dict[str, Any]
 
 SETS = {"mnist": "train", "usps": "train", "digits": "train", "fashion_mnist": "train", "kmnist": "test"}
 DIGITS = ("mnist", "usps", "digits")
-DISTANCES: dict[str, dict[str, Any]] = {
-    "OTDD": {},
-    "OTDD, epsilon 0.1": {"relative_epsilon": 0.1},
-    "features alone, epsilon 0.1": {"relative_epsilon": 0.1, "label_weight": 0.0},
+COMPONENTS = 50
+BEST = "OTDD, 50 components, epsilon 0.1"
+DISTANCES: dict[str, tuple[int | None, dict[str, Any]]] = {  # principal components, if any, and options
+    "OTDD": (None, {}),
+    "OTDD, epsilon 0.1": (None, {"relative_epsilon": 0.1}),
+    "OTDD, 50 components": (COMPONENTS, {}),
+    BEST: (COMPONENTS, {"relative_epsilon": 0.1}),
+    "features alone, epsilon 0.1": (None, {"relative_epsilon": 0.1, "label_weight": 0.0}),
 }
-SCREENS = ("sliced", "moments")
+SCREENS: dict[str, int | None] = {
+    "sliced": None, "moments": None, "sliced, 50 components": COMPONENTS, "moments, 50 components": COMPONENTS,
+}  # fmt: skip
+PAIRS = ("OTDD", "OTDD, 50 components", BEST)  # the distances that are shown by family and source
 DIRECT = ("5-NN", "logistic", "MLP")
 FEW_SHOT = ("MLP layer", "PCA")
 SHOTS, HEADS = 10, 5  # target samples a class for a head, and how many such draws are averaged
@@ -86,29 +94,30 @@ def variants(name: str, size: int, seed: int, root: Path, few: bool) -> Iterator
         yield "labels", f"{name} {share:.0%} wrong labels", relabelled(base, base.x, torch.where(hit, other, base.y))
 
 
-def label_ids(data: LabeledDataset, names: Sequence[str]) -> torch.Tensor:
-    """Class ids in the order of ``names``."""
-    return torch.tensor([names.index(name) for name in data.class_names])[data.y]
+def label_ids(data: LabeledDataset, names: Sequence[str], of: torch.Tensor | None = None) -> torch.Tensor:
+    """Class ids of ``data``, by default those of its samples, in the order of ``names``."""
+    return torch.tensor([names.index(name) for name in data.class_names])[data.y if of is None else of]
 
 
-def direct_accuracy(source: LabeledDataset, test: LabeledDataset, seed: int) -> Row:
+def direct_accuracy(source: LabeledDataset, test: LabeledDataset, mlp: Any) -> Row:
     """Classifiers trained on the source with its labels, tested on the target as they are."""
     names = test.class_names
     y, truth = label_ids(source, names), label_ids(test, names)
     found = {"5-NN": float((knn_predict(source.x, y, test.x) == truth).double().mean())}
-    for name, model in (("logistic", logistic()), ("MLP", network(seed))):
-        found[name] = float(model.fit(source.x.numpy(), y.numpy()).score(test.x.numpy(), truth.numpy()))
-    return found
+    found["logistic"] = float(logistic().fit(source.x.numpy(), y.numpy()).score(test.x.numpy(), truth.numpy()))
+    guesses = label_ids(source, names, of=torch.from_numpy(mlp.predict(test.x.numpy())))
+    return found | {"MLP": float((guesses == truth).double().mean())}
 
 
-def few_shot_accuracy(source: LabeledDataset, target: LabeledDataset, test: LabeledDataset, seed: int) -> Row:
+def few_shot_accuracy(
+    source: LabeledDataset, target: LabeledDataset, test: LabeledDataset, hidden: Any, seed: int
+) -> Row:
     """A representation learned on the source; a linear head on ten target samples a class; mean over draws."""
     from sklearn.decomposition import PCA
     from sklearn.preprocessing import StandardScaler
 
-    hidden = network(seed).fit(source.x.numpy(), source.y.numpy())
     weight, bias = hidden.coefs_[0], hidden.intercepts_[0]
-    pca = PCA(50, random_state=seed).fit(source.x.numpy())
+    pca = PCA(COMPONENTS, random_state=seed).fit(source.x.numpy())
     maps = {"MLP layer": lambda x: np.maximum(x @ weight + bias, 0), "PCA": pca.transform}
     scores: dict[str, list[float]] = {name: [] for name in maps}
     for draw in range(HEADS):
@@ -133,14 +142,10 @@ def logistic() -> Any:
     return LogisticRegression(max_iter=300)
 
 
-def network(seed: int) -> Any:
-    from sklearn.neural_network import MLPClassifier
-
-    return MLPClassifier((100,), max_iter=60, random_state=seed)
-
-
 def study(name: str, seed: int, root: Path, sizes: Sizes) -> Iterator[Row]:
     """One row a source for one target and one draw of all samples."""
+    from sklearn.neural_network import MLPClassifier
+
     both = load(name, sizes.target + sizes.test, "test", seed, root)
     order = torch.randperm(both.n, generator=torch.Generator().manual_seed(seed))
     target, test = both.subset(order[: sizes.target]), both.subset(order[sizes.target :])
@@ -150,19 +155,41 @@ def study(name: str, seed: int, root: Path, sizes: Sizes) -> Iterator[Row]:
         for set_name in SETS
         for found in variants(set_name, sizes.source, seed, root, few=set_name not in kin)
     ]
-    slices = Slices.draw([target, *(data for _, _, _, data in sources)], seed=seed)
-    aim = slices.summary(target)
-    moments = moment_distances([target, *(data for _, _, _, data in sources)])[0, 1:].tolist()
-    for (set_name, family, title, data), moment in zip(sources, moments, strict=True):
+    views = {None: (target, [data for _, _, _, data in sources])}
+    views[COMPONENTS] = projected(*views[None])
+    screens = {label: screened(*views[components], label, seed) for label, components in SCREENS.items()}
+    for position, (set_name, family, title, data) in enumerate(sources):
         row: Row = {"target": name, "seed": seed, "source": title, "family": family, "same": set_name in kin}
-        for label, options in DISTANCES.items():
-            result = otdd.dataset_distance(data, target, **options)
+        tables: dict[int | None, Any] = {}
+        for label, (components, options) in DISTANCES.items():
+            aim, others = views[components]
+            table = tables.get(components, "gaussian")
+            result = otdd.dataset_distance(others[position], aim, label_distance=table, **options)
+            tables.setdefault(components, result.label_distances)  # whatever epsilon is
             row[label] = result.value
             row["converged"] = row.get("converged", True) and result.converged
-        row["sliced"], row["moments"] = float((slices.summary(data) - aim).square().mean()), moment
+        row |= {label: values[position] for label, values in screens.items()}
+        mlp = MLPClassifier((100,), max_iter=60, random_state=seed).fit(data.x.numpy(), data.y.numpy())
         if row["same"]:
-            row |= direct_accuracy(data, test, seed)
-        yield row | few_shot_accuracy(data, target, test, seed)
+            row |= direct_accuracy(data, test, mlp)
+        yield row | few_shot_accuracy(data, target, test, mlp, seed)
+
+
+def projected(target: LabeledDataset, sources: Sequence[LabeledDataset]) -> tuple[LabeledDataset, list[LabeledDataset]]:
+    """All sets in the principal components of the target."""
+    pca = Pca(COMPONENTS).fitted(target)
+    batching = Batching(progress=False)
+    rows = [relabelled(data, pca.embed(data, batching), data.y) for data in (target, *sources)]
+    return rows[0], rows[1:]
+
+
+def screened(target: LabeledDataset, sources: Sequence[LabeledDataset], screen: str, seed: int) -> list[float]:
+    """Distances of the fast tier from each source to the target."""
+    if screen.startswith("moments"):
+        return [moment_distance(source, target) for source in sources]
+    slices = Slices.draw([target, *sources], seed=seed)
+    aim = slices.summary(target)
+    return [float((slices.summary(source) - aim).square().mean()) for source in sources]
 
 
 def averaged(rows: Sequence[Row]) -> list[Row]:
@@ -183,66 +210,85 @@ def correlation(rows: Sequence[Row], x: str, y: str, resamples: int = 9999) -> R
     from scipy import stats
 
     a, b = (np.array([row[key] for row in rows]) for key in (x, y))
-
-    def rho(first: np.ndarray, second: np.ndarray) -> float:
-        return float(stats.spearmanr(first, second).statistic)
-
-    found: Row = {"x": x, "y": y, "sources": len(rows), "rho": rho(a, b)}
+    found: Row = {"x": x, "y": y, "sources": len(rows), "rho": float(spearman(a, b))}
     if len(rows) < 8:  # too few to say more
         return found
     test = stats.permutation_test(
-        (a,), lambda first: rho(first, b), permutation_type="pairings", n_resamples=resamples, rng=np.random.default_rng(0)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.ConstantInputWarning)
-        interval = stats.bootstrap(
-            (a, b), rho, paired=True, vectorized=False, n_resamples=2000, method="percentile",
-            rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
+        (stats.rankdata(a),), lambda first, axis: spearman(first, b), permutation_type="pairings", vectorized=True,
+        n_resamples=resamples, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    interval = stats.bootstrap(
+        (a, b), spearman, paired=True, vectorized=True, n_resamples=resamples, method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
     return found | {"p": float(test.pvalue), "low": float(interval.low), "high": float(interval.high)}
 
 
-def summary(rows: Sequence[Row]) -> list[Row]:
-    """All correlations of one target: each distance with each accuracy, each screen with the full distance."""
-    mean = averaged(rows)
-    same = [row for row in mean if row["same"]]
-    pairs = [(d, a, same, "same labels") for d in (*DISTANCES, *SCREENS) for a in DIRECT]
-    pairs += [(d, a, mean, "all sources") for d in (*DISTANCES, *SCREENS) for a in FEW_SHOT]
-    pairs += [(s, d, mean, "all sources") for s in SCREENS for d in DISTANCES]
-    found = [{"over": over} | correlation(part, x, y) for x, y, part, over in pairs]
-    for family in dict.fromkeys(row["family"] for row in same):
-        # what is varied is varied from the plain set, which therefore belongs to each family
-        part = [row for row in same if row["family"] in (family, "plain")]
-        found += [{"over": f"family {family}"} | correlation(part, "OTDD", a) for a in DIRECT]
-    return found
+def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Rank correlation along the last axis of stacks of samples."""
+    from scipy.stats import rankdata
+
+    first, second = (rankdata(values, axis=-1) for values in (a, b))
+    first, second = (ranks - ranks.mean(-1, keepdims=True) for ranks in (first, second))
+    return (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+
+
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Sources with the target's labels: all, without pixel noise, and by what was varied."""
+    same = [row for row in rows if row["same"]]
+    parts = {"all": same, "without noise": [row for row in same if row["family"] != "noise"]}
+    for family in dict.fromkeys(row["family"] for row in same if row["family"] != "plain"):
+        # what is varied is varied from the plain sets, which therefore belong to each family
+        parts[family] = [row for row in same if row["family"] in (family, "plain")]
+    return parts
 
 
 def by_seed(rows: Sequence[Row], x: str, y: str) -> list[float]:
-    """rho of each draw alone."""
-    from scipy.stats import spearmanr
-
+    """rho of each draw alone, over the sources with the target's labels."""
     seeds = dict.fromkeys(row["seed"] for row in rows)
     parts = [[row for row in rows if row["seed"] == seed and row["same"]] for seed in seeds]
-    return [float(spearmanr([r[x] for r in part], [r[y] for r in part]).statistic) for part in parts]
+    return [float(spearman(*(np.array([row[key] for row in part]) for key in (x, y)))) for part in parts]
 
 
-def markdown(rows: Sequence[Row], target: str) -> str:
-    """The tables of one target."""
-    lines = [f"### Target {target}", ""]
-    columns = ("OTDD", "OTDD, epsilon 0.1", *SCREENS, *DIRECT, *FEW_SHOT)
-    lines += table(["source", *columns], [
-        [row["source"], *(f"{row[key]:.3g}" if key in row else "" for key in columns)]
-        for row in sorted(averaged(rows), key=lambda row: row["OTDD"])
+def cell(found: Row) -> str:
+    """rho, its interval, and the p-value where that is not below 0.001."""
+    text = f"{found['rho']:.2f}"
+    if "p" not in found:
+        return text
+    doubt = f"; p {found['p']:.3f}" if found["p"] >= 0.001 else ""
+    return f"{text} ({found['low']:.2f}, {found['high']:.2f}{doubt})"
+
+
+def markdown(rows: Sequence[Row], target: str, sources: bool) -> str:
+    """The tables of one target, with or without the one of all sources."""
+    mean = averaged(rows)
+    parts = groups(mean)
+    lines = [
+        f"### Target {target}",
+        "",
+        f"{len(parts['all'])} sources with the target's labels; {len(mean)} in all.",
+        "",
+    ]
+    measured = [(y, parts["all"]) for y in DIRECT] + [(y, mean) for y in FEW_SHOT]
+    lines += table(["distance", *DIRECT, *(f"few-shot {name}" for name in FEW_SHOT)], [
+        [x, *(cell(correlation(part, x, y)) for y, part in measured)] for x in (*DISTANCES, *SCREENS)
     ])  # fmt: skip
-    lines += ["", *table(["over", "sources", "x", "y", "rho", "95 % interval", "p"], [
-        [r["over"], str(r["sources"]), r["x"], r["y"], f"{r['rho']:.2f}",
-         f"{r['low']:.2f} to {r['high']:.2f}" if "low" in r else "", f"{r['p']:.4f}" if "p" in r else ""]
-        for r in summary(rows)
+    alone = "; ".join(f"{y} {', '.join(f'{value:.2f}' for value in by_seed(rows, BEST, y))}" for y in DIRECT)
+    lines += ["", f"Each draw alone, {BEST}: {alone}.", ""]
+    lines += table(["5-NN over", "sources", *PAIRS], [
+        [name, str(len(part)), *(cell(correlation(part, x, DIRECT[0])) for x in PAIRS)] for name, part in parts.items()
+    ])  # fmt: skip
+    lines += ["", *table(["fast tier", "the full distance", "at epsilon 0.1"], [
+        [x, *(cell(correlation(mean, x, y)) for y in (PAIRS[1:] if components else list(DISTANCES)[:2]))]
+        for x, components in SCREENS.items()
     ])]  # fmt: skip
-    alone = "; ".join(
-        f"{a}: {', '.join(f'{value:.2f}' for value in by_seed(rows, 'OTDD', a))}" for a in DIRECT
-    )
-    return "\n".join([*lines, "", f"rho of OTDD over the sources with the same labels, each draw alone: {alone}.", ""])
+    if sources:
+        columns = (*PAIRS, "sliced, 50 components", "moments, 50 components", *DIRECT, *FEW_SHOT)
+        lines += ["", *table(["source", *columns], [
+            [row["source"], *(f"{row[key]:.3g}" if key in row else "" for key in columns)]
+            for row in sorted(mean, key=lambda row: row[BEST])
+        ])]  # fmt: skip
+    return "\n".join([*lines, ""])
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -259,6 +305,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rows there")
     parser.add_argument("--from", dest="rows", type=Path, help="take the rows of an earlier run instead of measuring")
     parser.add_argument("--markdown", type=Path, help="write the tables there")
+    parser.add_argument("--sources", nargs="*", default=["mnist"], help="targets whose sources are listed one by one")
     arguments = parser.parse_args()
     if (arguments.rows is None) == (arguments.data_root is None):
         parser.error("give DATA_ROOT, or --from with the rows of an earlier run")
@@ -266,15 +313,18 @@ def main() -> None:
     if arguments.data_root is not None:
         warnings.filterwarnings("ignore", message="Stochastic Optimizer")  # 60 rounds of training are the setting
         sizes = Sizes(arguments.size, arguments.size, arguments.test)
-        for target in arguments.targets:
-            for seed in range(arguments.seeds):
+        for seed in range(arguments.seeds):
+            for target in arguments.targets:
                 for row in study(target, seed, arguments.data_root, sizes):
                     print(json.dumps(row), file=sys.stderr, flush=True)
                     rows.append(row)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     targets = dict.fromkeys(row["target"] for row in rows)
-    text = "\n".join(markdown([row for row in rows if row["target"] == target], target) for target in targets)
+    text = "\n".join(
+        markdown([row for row in rows if row["target"] == target], target, sources=target in arguments.sources)
+        for target in targets
+    )
     if arguments.markdown:
         arguments.markdown.write_text(text)
     print(text)
