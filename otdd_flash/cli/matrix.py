@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from otdd_flash.cli.config import MatrixConfig
+from otdd_flash.cli.labels import label_arguments
 from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
 from otdd_flash.cli.sets import Common, make_screen, sources
 from otdd_flash.cli.tasks import Job
@@ -67,9 +68,7 @@ def _options(config: MatrixConfig, device: str) -> dict[str, Any]:
     """Arguments of :func:`otdd_flash.pairwise`; ``max_samples`` was taken while loading, ``strict`` comes last."""
     return {
         **asdict(config.solver),
-        "label_distance": config.labels.distance,
-        "label_epsilon": config.labels.epsilon,
-        "label_weight": config.labels.weight,
+        **label_arguments(config.labels),
         "feature_weight": config.features.weight,
         "device": device,
         "seed": config.seed,

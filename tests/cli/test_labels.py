@@ -60,8 +60,9 @@ def test_settings_of_names_are_refused_elsewhere(otdd: Command) -> None:
     assert "labels.scale=2 is for labels=names, got labels.distance=means" in outcome.errors[0]
 
 
-def test_a_ranking_says_that_it_does_not_take_names(otdd: Command) -> None:
-    outcome = otdd("rank", "target=iris", "candidates=[iris,wine]", "labels=names", "device=cpu")
+@pytest.mark.parametrize("task", [("rank", "target=iris", "candidates=[iris]"), ("matrix", "datasets=[iris,wine]")])
+def test_many_sets_do_not_take_names_and_say_so(otdd: Command, task: tuple[str, ...]) -> None:
+    outcome = otdd(*task, "labels=names", "device=cpu")
     assert outcome.code == 1
     assert "label_distance must be one of means, gaussian_diag, gaussian, sinkhorn" in outcome.errors[0]
 
