@@ -30,6 +30,7 @@ exclude_patterns = ["examples"]
 # --- pages
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
+highlight_language = "none"  # a block without a language is output or a formula
 myst_enable_extensions = ["colon_fence", "deflist"]
 
 # --- docstrings

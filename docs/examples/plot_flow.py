@@ -17,23 +17,25 @@ options = DistanceOptions(label_distance="gaussian_diag", label_weight=5.0, rela
 
 
 class Keep(flows.Callback):
-    """Remembers the features after every fifth step."""
+    """Remembers the features after some steps."""
 
-    def __init__(self):
-        self.frames = []
+    def __init__(self, steps):
+        self.steps = steps
+        self.frames = [(0, source.x)]
 
     def __call__(self, flow, state):
-        """Called at the start and after every step."""
-        if state.step % 5 == 0:
+        """Called after every step."""
+        if state.step in self.steps:
             self.frames.append((state.step, flow.dataset(state).x.detach().clone()))
 
 
-kept = Keep()
+kept = Keep([1, 2, 5, 20])
 result = otdd.gradient_flow(source, target, steps=20, options=options, callbacks=[kept], projection=flows.Box())
 print(f"squared distance {result.history[0]['value']:.2f} at the start, {result.value:.2f} after 20 steps")
 
 # %%
-# Nine samples, from left to right as they move.
+# Nine samples, from left to right as they move: each jumps towards the class that its own class is transported to, and is
+# then refined.
 
 rows = [int((source.y == c).nonzero()[i]) for c in range(3) for i in range(3)]
 figure = Figure(figsize=(5, 8), layout="constrained")
