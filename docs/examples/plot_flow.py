@@ -34,7 +34,7 @@ result = otdd.gradient_flow(source, target, steps=20, options=options, callbacks
 print(f"squared distance {result.history[0]['value']:.2f} at the start, {result.value:.2f} after 20 steps")
 
 # %%
-# Nine samples, from left to right as they move: each jumps towards the class that its own class is transported to, and is
+# Nine samples, from left to right as they move: each jumps towards the class that its own is transported to, and is
 # then refined.
 
 rows = [int((source.y == c).nonzero()[i]) for c in range(3) for i in range(3)]
