@@ -16,7 +16,7 @@ PACKAGE = ROOT / "otdd_flash"
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
     {"checks", "errors", "types", "cost", "progress", "palette"},
-    {"kernels", "data", "reference"},
+    {"kernels", "data", "reference", "tensor_files"},
     {"ops"},
     {"sinkhorn"},
     {"labels", "samples_loss"},

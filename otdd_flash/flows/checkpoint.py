@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import optional_import
 from otdd_flash.flows.state import Evaluation, FlowState
+from otdd_flash.tensor_files import read_tensors, save_tensors
 from otdd_flash.types import LabeledDataset
 
 FORMAT = "otdd-flash flow checkpoint 1"
@@ -70,19 +68,9 @@ class Checkpoint:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to ``path``; the file appears whole or not at all."""
-        library = optional_import("safetensors.torch", needed_for="saving a checkpoint")
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors: dict[str, Tensor] = {}
         record = {"tree": _flatten(self.tree, tensors), "source": self.source}
-        metadata = {"format": FORMAT, "record": json.dumps(record)}
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            library.save_file(tensors, unfinished, metadata=metadata)
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path
+        return save_tensors(tensors, path, kind=FORMAT, record=record)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -92,17 +80,11 @@ class Checkpoint:
             FileNotFoundError: no such file.
             ValueError: the file is damaged or of another kind.
         """
-        library = optional_import("safetensors", needed_for="reading a checkpoint")
+        record, tensors = read_tensors(path, kind=FORMAT)
         try:
-            with library.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"{path} is not a file of {FORMAT!r}: its format is {metadata.get('format')!r}")
-                record = json.loads(metadata["record"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (library.SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
-        return cls(_restore(record["tree"], tensors), record["source"])
+            return cls(_restore(record["tree"], tensors), record["source"])
+        except KeyError as error:
+            raise ValueError(f"{path} is not a readable checkpoint: {error} is not there") from error
 
 
 def _flatten(node: Any, tensors: dict[str, Tensor], path: str = "") -> Any:

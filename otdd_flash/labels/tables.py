@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import optional_import
+from otdd_flash.tensor_files import read_tensors, save_tensors
 
 FORMAT = "otdd-flash label distances 1"
 _TABLES = ("source_source", "source_target", "target_target")
@@ -104,9 +102,6 @@ class LabelDistances:
 
     def to_safetensors(self, path: str | os.PathLike[str]) -> Path:
         """Write the tables and their record; the file appears whole or not at all."""
-        library = optional_import("safetensors.torch", needed_for="saving label distances")
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         record = {
             "source_names": self.source_names,
             "target_names": self.target_names,
@@ -114,14 +109,7 @@ class LabelDistances:
             "parameters": self.parameters,
             "certificate": self.certificate,
         }
-        tensors = {name: getattr(self, name).contiguous() for name in _TABLES}
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            library.save_file(tensors, unfinished, metadata={"format": FORMAT, "record": json.dumps(record)})
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-        return path
+        return save_tensors({name: getattr(self, name) for name in _TABLES}, path, kind=FORMAT, record=record)
 
     @classmethod
     def from_safetensors(cls, path: str | os.PathLike[str]) -> LabelDistances:
@@ -131,17 +119,11 @@ class LabelDistances:
             FileNotFoundError: no such file.
             ValueError: the file is damaged or of another kind.
         """
-        library = optional_import("safetensors", needed_for="reading label distances")
+        record, tensors = read_tensors(path, kind=FORMAT)
         try:
-            with library.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise ValueError(f"{path} is not a file of {FORMAT!r}: its format is {metadata.get('format')!r}")
-                record = json.loads(metadata["record"])
-                source_names, target_names = (tuple(record.pop(f"{side}_names")) for side in ("source", "target"))
-                ss, st, tt = (file.get_tensor(name) for name in _TABLES)
-                return cls(ss, st, tt, source_names, target_names, **record)
-        except (library.SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            source_names, target_names = (tuple(record.pop(f"{side}_names")) for side in ("source", "target"))
+            return cls(*(tensors[name] for name in _TABLES), source_names, target_names, **record)
+        except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a readable label-distance file: {error}") from error
 
 

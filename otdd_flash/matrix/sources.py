@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from otdd_flash.errors import optional_import
+from otdd_flash.tensor_files import read_tensors, save_tensors
 from otdd_flash.types import LabeledDataset
+
+_SPILLED = "otdd-flash data set 1"
 
 
 @dataclass(frozen=True)
@@ -110,21 +111,18 @@ def spill(sources: Sequence[SetSource], folder: Path) -> list[SetSource]:
 
 
 def _write(dataset: LabeledDataset, path: Path) -> None:
-    library = optional_import("safetensors.torch", needed_for="several workers")
     tensors = {"x": dataset.x, "y": dataset.y, "weights": dataset.weights}
     record = {
         "class_names": list(dataset.class_names), "name": dataset.name, "levels": dataset.levels,
         "image_shape": dataset.image_shape, "dropped": dataset.dropped, "notes": list(dataset.notes),
     }  # fmt: skip
-    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items() if value is not None}
-    library.save_file(held, path, metadata={"record": json.dumps(record)})
+    save_tensors(
+        {name: value for name, value in tensors.items() if value is not None}, path, kind=_SPILLED, record=record
+    )  # fmt: skip
 
 
 def _read(path: Path) -> LabeledDataset:
-    library = optional_import("safetensors", needed_for="several workers")
-    with library.safe_open(path, framework="pt") as file:
-        record = json.loads(file.metadata()["record"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    record, tensors = read_tensors(path, kind=_SPILLED)
     shape = record["image_shape"]
     record |= {
         "class_names": tuple(record["class_names"]), "notes": tuple(record["notes"]),

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_other_data_or_no_checkpoint_is_refused(tmp_path: Path) 
     with pytest.raises(ValueError, match="of a flow from other data"):
         gradient_flow(TARGET, TARGET, steps=2, options=OPTIONS, resume=Checkpoint.load(path))
     (tmp_path / "broken").write_bytes(b"not a file of that kind")
-    with pytest.raises(ValueError, match="not a readable checkpoint"):
+    with pytest.raises(ValueError, match="not a readable file of .otdd-flash flow checkpoint"):
         Checkpoint.load(tmp_path / "broken")
     with pytest.raises(FileNotFoundError):
         Checkpoint.load(tmp_path / "absent")
