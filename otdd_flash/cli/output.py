@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Row = tuple[str, str]
 
 FORMATS = ("table", "json")
+
+
+class SampleTable(Protocol):
+    """What has a table of samples: values, a selection."""
+
+    def write(self, path: Path) -> Path:
+        """Write the table in the form that the ending says."""
 
 
 def check_format(name: str) -> None:
@@ -45,6 +53,13 @@ def write_json(record: dict[str, Any], path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(to_json(record) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def write_table(found: SampleTable, path: Path) -> None:
+    """Write a table of samples to ``path`` with the ending .jsonl, and .parquet where pyarrow is installed."""
+    found.write(path.with_suffix(".jsonl"))
+    if importlib.util.find_spec("pyarrow"):
+        found.write(path.with_suffix(".parquet"))
 
 
 def format_bytes(count: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from otdd_flash.cli.config import DatasetConfig
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.distance import solver_arguments
-from otdd_flash.cli.output import Row, check_format, emit, write_json
+from otdd_flash.cli.output import Row, check_format, emit, write_json, write_table
 from otdd_flash.cli.selection_config import SelectConfig
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -42,7 +42,7 @@ def run(config: SelectConfig, job: Job) -> None:
     rows = _rows(found, features_row(done[0][2]))
     if config.output.files:
         write_json(record, job.folder / "result.json")
-        found.write(job.folder / "selected.jsonl")
+        write_table(found, job.folder / "selected")
         rows.append(("files", str(job.folder)))
     names = " + ".join(side_title(pool, side) for pool, side in zip(pools, sides, strict=True))
     title = f"{len(found.idx)} of {names} for {side_title(target, config.target)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.distance import solver_arguments
-from otdd_flash.cli.output import Row, check_format, emit, write_json
+from otdd_flash.cli.output import Row, check_format, emit, write_json, write_table
 from otdd_flash.cli.selection_config import ValuesConfig
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -33,7 +33,7 @@ def run(config: ValuesConfig, job: Job) -> None:
     rows = _rows(found, config.top, features_row(done))
     if config.output.files:
         write_json(record, job.folder / "result.json")
-        found.write(job.folder / "values.jsonl")
+        write_table(found, job.folder / "values")
         rows.append(("files", str(job.folder)))
     title = f"{side_title(pool, config.source)} valued by {side_title(target, config.target)}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)

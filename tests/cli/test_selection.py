@@ -45,7 +45,10 @@ def test_select(otdd: Command, tmp_path: Path) -> None:
     assert record["value"] == pytest.approx(found.value, rel=1e-6)
     assert record["by_class"] == {"setosa": 15, "versicolor": 15}
     (written,) = tmp_path.glob("outputs/select/*/*/selected.jsonl")
-    assert [json.loads(line)["row"] for line in written.read_text().splitlines()] == found.idx.tolist()
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [row["row"] for row in rows] == found.idx.tolist()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_table(written.with_suffix(".parquet")).to_pylist() == rows
 
 
 def test_select_from_several_sources(otdd: Command) -> None:
