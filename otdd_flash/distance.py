@@ -149,10 +149,39 @@ class DistanceOptions:
 class DistanceResult:
     """A dataset distance with its certificate.
 
-    ``value`` is the squared divergence in units of the cost, ``root`` its square root; ``dual`` and ``primal`` are
-    the two values whose ``gap`` bounds what more iterations could change, ``error`` adds what the precision rounds.
-    Under a ``convention``, ``conventional`` holds the number of the other tool and says that it is not converged;
-    ``value`` is the converged one of the same problem.
+    Args:
+        value: squared divergence, in units of the cost.
+        root: its square root; that of a value which rounding made negative is zero.
+        converged: every transport problem met ``tol``.
+        marginal_error: the worst L1 error of the marginals (both sides) among the problems, a fraction of the mass.
+        iterations: the most passes that a problem took at the target epsilon.
+        dual: dual value, which ``value`` is.
+        primal: primal value of the same plans.
+        gap: what the two differ by, problem by problem: it bounds what more iterations could change.
+        error: stated absolute error of ``value``: the gap and what the precision rounds.
+        epsilon: regularisation, in units of the cost.
+        relative_epsilon: the same as a fraction of ``mean_cost``.
+        mean_cost: mean cost between both sets under the independent coupling.
+        debiased: self terms were subtracted.
+        reach_x, reach_y: reach of source and target, ``None`` where the marginal was prescribed.
+        precision, memory, backend, device: what was used.
+        n, m: samples of source and target.
+        class_counts: samples by class name, of source and target.
+        dropped: rows left out on the way in by reason, of source and target.
+        names: of source and target.
+        seed: of draws.
+        tol: what ``converged`` refers to.
+        feature_weight, label_weight: of the two parts of the cost.
+        label_method: label distance that was used.
+        seconds: wall time by stage.
+        peak_memory: bytes, of the allocator on a GPU, of the process on a CPU.
+        certificates: of each problem: dual, primal, marginal error, iterations, convergence, mass of its plan.
+        conventional: under a ``convention`` the number of the other tool, which is not converged; ``value`` is the
+            converged one of the same problem.
+        versions: of this library, torch, Python and Triton.
+        notes: remarks on data and number.
+        label_distances: the class-to-class tables.
+        divergence: potentials, plan and cost.
     """
 
     value: float

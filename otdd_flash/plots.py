@@ -179,7 +179,13 @@ def set_map(
 
 
 def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 160) -> Path:
-    """Write ``figure`` as its ending says (``.png``, ``.svg``, ``.pdf``), on its own ground."""
+    """Write ``figure`` as the ending of ``path`` says (``.png``, ``.svg``, ``.pdf``), on its own ground.
+
+    Args:
+        figure: of this module, or any of matplotlib.
+        path: of the file; its folder is made.
+        dpi: of pixels.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi, facecolor=figure.get_facecolor(), bbox_inches="tight", pad_inches=0.15)

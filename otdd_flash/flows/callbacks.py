@@ -58,6 +58,9 @@ class Metrics(Callback):
     """A CSV line a step: step, value, rate, speed, event, seconds, and what the objective records.
 
     After a resume the lines of steps that are made again are replaced.
+
+    Args:
+        path: of the file.
     """
 
     path: str | os.PathLike[str]

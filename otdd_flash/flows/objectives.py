@@ -22,8 +22,7 @@ from otdd_flash.distance import DistanceOptions
 from otdd_flash.flows.particles import Particles, computable, diagonal_statistics
 from otdd_flash.flows.warm import Memory, solve_to_target
 from otdd_flash.labels import LabelSinkhorn, check_pair, label_distances
-from otdd_flash.labels.attached import attached_table
-from otdd_flash.labels.samples import ClassSample, class_samples
+from otdd_flash.labels.attached import Moments, attached_table, class_moments
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.sinkhorn.autograd import DivergenceInputs
 from otdd_flash.types import LabeledDataset
@@ -104,9 +103,9 @@ class DatasetTransport(Objective):
         return computable(self.target)
 
     @cached_property
-    def _classes(self) -> list[ClassSample]:
-        """The target's classes; their moments are computed once."""
-        return class_samples(self._target)
+    def _moments(self) -> Moments:
+        """Class moments of the target, as the label distance wants them."""
+        return class_moments(self._target, str(self.options.label_distance))
 
     @cached_property
     def _statistics(self) -> Tensor:
@@ -151,7 +150,7 @@ class DatasetTransport(Objective):
         if particles.moments == "attached":
             if not isinstance(method, str):
                 raise ValueError(f"attached moments need label_distance by name, got {method!r}")
-            return attached_table(source, target, method, target_classes=self._classes)
+            return attached_table(source, target, method, target_moments=self._moments)
         sinkhorn = LabelSinkhorn(
             epsilon=self.options.label_epsilon, debiased=self.options.debiased,
             options=self.options.solver(source.x.device), execution=self.options.execution(),
@@ -167,13 +166,24 @@ class DatasetTransport(Objective):
 
 
 def feature_transport(target: LabeledDataset, options: DistanceOptions | None = None, **settings: Any) -> Objective:
-    """Transport of features alone to ``target``: the labels travel along and cost nothing."""
+    """Transport of features alone to ``target``: the labels travel along and cost nothing.
+
+    Args:
+        target: where to go.
+        options: of the distance.
+        **settings: further fields of :class:`DatasetTransport`.
+    """
     return DatasetTransport(target, replace(options or DistanceOptions(), label_distance=None, **settings))
 
 
 @dataclass(frozen=True, eq=False)
 class PotentialEnergy(Objective):
-    """``sum_i a_i V(x_i)`` for a callable ``V: (n, d) -> (n,)``."""
+    """``sum_i a_i V(x_i)`` for a callable ``V: (n, d) -> (n,)``.
+
+    Args:
+        potential: ``V``.
+        name: in the record of a sum.
+    """
 
     potential: Callable[[Tensor], Tensor]
     name: str = "potential"
@@ -189,7 +199,12 @@ class PotentialEnergy(Objective):
 
 @dataclass(frozen=True, eq=False)
 class InteractionEnergy(Objective):
-    """``1/2 sum_ij a_i a_j K(x_i, x_j)`` for a symmetric callable ``K: (b, d), (n, d) -> (b, n)``, by row blocks."""
+    """``1/2 sum_ij a_i a_j K(x_i, x_j)`` for a symmetric callable ``K: (b, d), (n, d) -> (b, n)``, by row blocks.
+
+    Args:
+        kernel: ``K``.
+        name: in the record of a sum.
+    """
 
     kernel: Callable[[Tensor, Tensor], Tensor]
     name: str = "interaction"
@@ -211,7 +226,12 @@ class InteractionEnergy(Objective):
 
 @dataclass(frozen=True, eq=False)
 class InternalEnergy(Objective):
-    """Any other functional, as a callable ``(x (n, d), weights (n,)) -> number``: say, an entropy estimate."""
+    """Any other functional: say, an entropy estimate.
+
+    Args:
+        functional: a callable ``(x (n, d), weights (n,)) -> number``.
+        name: in the record of a sum.
+    """
 
     functional: Callable[[Tensor, Tensor], Tensor]
     name: str = "internal"
@@ -226,7 +246,11 @@ class InternalEnergy(Objective):
 
 @dataclass(frozen=True, eq=False)
 class Sum(Objective):
-    """``sum_k weight_k objective_k``; written ``objective + 0.1 * other``."""
+    """``sum_k weight_k objective_k``; written ``objective + 0.1 * other``.
+
+    Args:
+        terms: pairs of weight and objective.
+    """
 
     terms: tuple[tuple[float, Objective], ...]
     name = "sum"

@@ -22,7 +22,13 @@ Metric = Literal["root", "value"]
 
 @dataclass(frozen=True)
 class Failure:
-    """A set (one name) or a pair (two) that could not be done, and why."""
+    """A set or a pair that could not be done, and why.
+
+    Args:
+        names: one of a set, two of a pair.
+        error: class of the exception.
+        message: its text.
+    """
 
     names: tuple[str, ...]
     error: str

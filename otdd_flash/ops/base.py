@@ -24,7 +24,14 @@ Problem = tuple[int, int]
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """What was actually chosen, for the result's record; ``memory`` may be ``part-cached`` (asked for by ``auto``)."""
+    """What was actually chosen, for the result's record.
+
+    Args:
+        backend: ``torch`` or ``triton``.
+        precision: of the operands.
+        memory: ``streamed``, ``cached``, or ``part-cached`` where ``auto`` was asked for.
+        bytes: held by the operator.
+    """
 
     backend: str
     precision: str

@@ -28,7 +28,13 @@ RELATIVE_EPSILON = 0.01
 
 
 def moment_distance(source: LabeledDataset, target: LabeledDataset, **settings: Any) -> float:
-    """Debiased transport cost between the classes as point masses; see :func:`moment_distances`."""
+    """Debiased transport cost between the classes as point masses.
+
+    Args:
+        source: first set.
+        target: second set, of the same width.
+        **settings: as in :func:`moment_distances`.
+    """
     return float(moment_distances([source, target], **settings)[0, 1])
 
 

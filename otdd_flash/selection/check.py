@@ -194,6 +194,12 @@ def assert_same_distribution(
 ) -> CheckResult:
     """:func:`check` for test suites: raises where the gate is exceeded.
 
+    Args:
+        reference: the trusted sample.
+        batch: the sample in question.
+        options: all choices together.
+        **settings: as in :func:`check`.
+
     Raises:
         DistributionShiftError: an ``AssertionError`` with the number, its p-value and the gate.
     """

@@ -60,9 +60,27 @@ class CheckOptions:
 class CheckResult:
     """What a check found.
 
-    ``value`` is the squared divergence in units of the cost, ``null`` the mean and the upper quantiles of its permuted
-    values. ``null_of`` says what they are of, ``null_cached`` whether they came from the disk, ``exceeded`` whether the
-    gate was.
+    Args:
+        value: squared divergence of batch and reference, in units of the cost.
+        root: its square root.
+        p_value: permutation p-value; ``None`` without permutations.
+        exceeded: whether the gate was.
+        alpha: the gate on the p-value.
+        threshold: the gate on the value, in place of that on the p-value.
+        null: mean and upper quantiles of the values under the null hypothesis.
+        permutations: how many there are.
+        epsilon: regularisation, in units of the cost.
+        converged: the marginal errors met the tolerance.
+        marginal_error: the worst of them.
+        iterations: of the solver.
+        n, m: samples of reference and batch that took part.
+        seen: rows that both were drawn from.
+        names: of reference and batch.
+        new_classes: of the batch alone.
+        missing_classes: of the reference alone.
+        seed: of draws and permutations.
+        null_of: what the null values are of: ``pooled`` or ``reference``.
+        null_cached: they came from the disk.
     """
 
     value: float

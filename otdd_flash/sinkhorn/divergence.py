@@ -36,7 +36,15 @@ _UNIT_ROUNDOFF = {
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how scores are computed; see :func:`otdd_flash.ops.make_operator`."""
+    """Where and how scores are computed; see :func:`otdd_flash.ops.make_operator`.
+
+    Args:
+        backend: ``torch``, ``triton`` or ``auto``.
+        precision: of the operands.
+        memory: ``streamed``, ``cached`` or ``auto``.
+        memory_budget: bytes for stored costs; ``None`` for a fraction of what is free.
+        deterministic: fixed order of summation.
+    """
 
     backend: Backend = "auto"
     precision: Precision = "auto"
@@ -187,6 +195,13 @@ def report_convergence(
     converged: bool, marginal_error: float, iterations: int, options: SolverOptions, *, strict: bool
 ) -> None:
     """Say loudly that a result is not converged.
+
+    Args:
+        converged: nothing is said where it is.
+        marginal_error: for the message.
+        iterations: for the message.
+        options: tolerance and limit, for the message.
+        strict: raise instead of warn.
 
     Raises:
         NotConvergedError: under ``strict``.

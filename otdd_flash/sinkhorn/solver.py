@@ -92,9 +92,20 @@ DEFAULT_OPTIONS = SolverOptions()
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Potentials of a batch of problems in the operator's layout, with the certificate of each.
+    """Potentials of a batch of ``B`` problems in the operator's layout, with the certificate of each.
 
-    ``f (B, N)``, ``g (B, M)``; ``r, c`` the marginals of exactly these potentials; the rest is ``(B,)`` on the host.
+    Args:
+        operator: costs and weights.
+        epsilon: in units of the cost.
+        options: tolerances and method.
+        f, g: ``(B, N), (B, M)`` potentials.
+        r, c: marginals of exactly these potentials.
+        marginal_error: ``(B,)`` L1, both sides, on the host like the rest.
+        iterations: ``(B,)`` passes at the target epsilon.
+        converged: ``(B,)``.
+        dual: ``(B,)`` dual values.
+        primal: ``(B,)`` primal values.
+        history: marginal errors by look and problem.
     """
 
     operator: PlanOperator

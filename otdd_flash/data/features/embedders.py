@@ -136,6 +136,9 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     folder>``; and two that a package from PyPI brings, with no other download: ``sentence-transformers``
     (all-MiniLM-L6-v2) and ``efficientnet-lite0``.
 
+    Args:
+        spec: any of these.
+
     Raises:
         ValueError: a name that is none of these.
     """
