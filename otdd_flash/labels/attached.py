@@ -16,10 +16,14 @@ from otdd_flash.types import LabeledDataset
 ATTACHABLE = ("means", "gaussian_diag", "gaussian")
 _KINDS = {"means": "means", "gaussian_diag": "variances", "gaussian": "covariances"}
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64 rows at a time
+_TOGETHER = 4  # pairs of covariances in a batch
+
+
+Moments = tuple[Tensor, Tensor]  # means (c, d); variances (c, d), covariances (c, d, d) or (c, 0)
 
 
 def attached_table(
-    source: LabeledDataset, target: LabeledDataset, method: str, *, target_classes: Sequence[ClassSample] | None = None
+    source: LabeledDataset, target: LabeledDataset, method: str, *, target_moments: Moments | None = None
 ) -> Tensor:
     """``(c + c', c + c')`` squared class-to-class distances with a graph back to both sides' features.
 
@@ -31,17 +35,14 @@ def attached_table(
         source: ``c`` classes.
         target: ``c'`` classes.
         method: ``means``, ``gaussian_diag`` or ``gaussian``.
-        target_classes: those of a target that does not move, whose moments are then computed once and kept.
+        target_moments: :func:`class_moments` of a target that does not move.
 
     Raises:
         ValueError: another method, weights with a graph, or data sets that cannot be compared.
     """
-    if method not in ATTACHABLE:
-        raise ValueError(f"label distance {method!r} has no attached moments: take one of {', '.join(ATTACHABLE)}")
+    kind = _kind(method)
     check_pair(source, target)
-    kind = _KINDS[method]
-    moments = [_moments(source, kind)]
-    moments.append(_moments(target, kind) if target_classes is None else _of_classes(target_classes, kind))
+    moments = [_moments(source, kind), target_moments or _moments(target, kind)]
     means, seconds = (torch.cat(parts) for parts in zip(*moments, strict=True))
     if method == "means":
         return _squared_distances(means)
@@ -50,14 +51,26 @@ def attached_table(
     return _squared_distances(means) + _Bures.apply(seconds)
 
 
-def _moments(data: LabeledDataset, kind: str) -> tuple[Tensor, Tensor]:
+def class_moments(data: LabeledDataset, method: str) -> Moments:
+    """What :func:`attached_table` wants to know of a data set, float64, without a graph."""
+    return _of_classes(class_samples(data), _kind(method))
+
+
+def _kind(method: str) -> str:
+    """The second moments that a label distance needs."""
+    if method not in ATTACHABLE:
+        raise ValueError(f"label distance {method!r} has no attached moments: take one of {', '.join(ATTACHABLE)}")
+    return _KINDS[method]
+
+
+def _moments(data: LabeledDataset, kind: str) -> Moments:
     """Means ``(c, d)`` and second moments of the classes, float64, with a graph back to the features."""
     if data.normalised_weights.requires_grad:
         raise ValueError(f"attached moments are functions of the features alone: detach the weights of {data.name!r}")
     return _ClassMoments.apply(data.x, class_samples(data), kind)
 
 
-def _of_classes(samples: Sequence[ClassSample], kind: str) -> tuple[Tensor, Tensor]:
+def _of_classes(samples: Sequence[ClassSample], kind: str) -> Moments:
     """Means ``(c, d)`` and variances ``(c, d)``, covariances ``(c, d, d)`` or nothing, float64."""
     means = torch.stack([sample.mean for sample in samples])
     if kind == "means":
@@ -90,7 +103,7 @@ class _ClassMoments(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, samples: Sequence[ClassSample], kind: str) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, samples: Sequence[ClassSample], kind: str) -> Moments:
         ctx.samples, ctx.kind = samples, kind
         ctx.save_for_backward(x)
         return _of_classes(samples, kind)
@@ -156,9 +169,11 @@ class _Bures(torch.autograd.Function):
         ctx.save_for_backward(roots)
         traces = covariances.diagonal(dim1=1, dim2=2).sum(1)
         table = traces[:, None] + traces[None, :]
-        for i in range(len(roots)):
-            products = roots[i] @ roots
-            table[i] -= 2 * (_turns(products) * products).sum((1, 2))
+        for i, others in _pairs(len(roots)):
+            products = roots[i] @ roots[others]
+            cross = 2 * (_turns(products) * products).sum((1, 2))
+            table[i, others] -= cross
+            table[others, i] -= cross
         return table.fill_diagonal_(0.0)
 
     @staticmethod
@@ -169,12 +184,18 @@ class _Bures(torch.autograd.Function):
         weight = (upstream + upstream.T).fill_diagonal_(0.0)
         eye = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
         gradient = weight.sum(1)[:, None, None] * eye
-        for i in range(len(roots)):
-            for j, turn in enumerate(_turns(roots[i] @ roots[i + 1 :]), i + 1):
+        for i, others in _pairs(len(roots)):
+            for j, turn in enumerate(_turns(roots[i] @ roots[others]), others.start):
                 for p, q, way in ((i, j, turn), (j, i, turn.T)):
                     transport = inverses[p] @ way @ roots[q]
                     gradient[p] -= weight[i, j] * (transport + transport.T) / 2
         return gradient
+
+
+def _pairs(count: int) -> Iterator[tuple[int, slice]]:
+    """All pairs ``i < j``: one ``i`` and a few ``j`` at a time, whose matrices then stay few."""
+    for i in range(count):
+        yield from ((i, slice(j, min(j + _TOGETHER, count))) for j in range(i + 1, count, _TOGETHER))
 
 
 def _turns(products: Tensor) -> Tensor:

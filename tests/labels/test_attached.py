@@ -45,13 +45,13 @@ def test_full_covariances_are_differentiable_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["means", "gaussian_diag", "gaussian"])
-def test_kept_classes_of_the_target_change_nothing(method: str) -> None:
+def test_kept_moments_of_the_target_change_nothing(method: str) -> None:
     data, target = blobs(12, 2, 0), blobs(9, 2, 1)
-    kept = attached.class_samples(target)
+    kept = attached.class_moments(target, method)
     tables = []
     for _ in range(2):
         x = data.x.clone().requires_grad_()
-        table = attached_table(replace(data, x=x), target, method, target_classes=kept if tables else None)
+        table = attached_table(replace(data, x=x), target, method, target_moments=kept if tables else None)
         tables.append((table.detach(), *torch.autograd.grad(table.square().sum(), x)))
     for one, other in zip(*tables, strict=True):
         assert torch.equal(one, other)
