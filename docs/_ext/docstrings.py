@@ -5,7 +5,8 @@ module does, and the reference documents the same object as ``otdd_flash.data.Te
 ``otdd_flash.sinkhorn_divergence``. What Sphinx does not find is looked up by its last name, and linked where exactly
 one object of that kind has it. A field leads to its class; a module without a page of its own is set without a link.
 
-Properties. Napoleon takes what stands before a colon for a type; these docstrings have none.
+Properties. Napoleon takes what stands before a colon for a type; these docstrings have none. The fields of named tuples
+("Alias for field number 0") are left out.
 """
 
 from __future__ import annotations
@@ -53,8 +54,14 @@ def shield(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: lis
         lines[:0] = ["..", ""]
 
 
+def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples; ``None`` has no opinion."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register both; the second comes before napoleon."""
+    """Register all three; ``shield`` comes before napoleon."""
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-docstring", shield, priority=100)
+    app.connect("autodoc-skip-member", skip)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
