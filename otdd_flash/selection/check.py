@@ -22,8 +22,8 @@ from torch import Tensor
 from otdd_flash.errors import DistributionShiftError
 from otdd_flash.selection.gate import CheckOptions, CheckResult
 from otdd_flash.selection.null import ReferenceNull
-from otdd_flash.selection.permutation import Statistics
-from otdd_flash.selection.pooled import pool, pooled_cost, split_statistics, squared_distances
+from otdd_flash.selection.permutation import Statistics, split_divergences, split_weights
+from otdd_flash.selection.pooled import epsilon_of, pool, pooled_cost, squared_distances
 from otdd_flash.selection.reservoir import Reservoir
 from otdd_flash.types import LabeledDataset
 
@@ -94,16 +94,22 @@ class DriftCheck:
             return self._against_reference(batch, self._null)
         pooled = pool(self.reference, batch)
         cost = pooled_cost(pooled, self._features(batch), self.options)
-        found, epsilon = split_statistics(pooled, cost, self.reference.n, self.options.permutations, self.options)
+        epsilon = epsilon_of(pooled.normalised_weights, cost, self.options)
+        a, b = split_weights(
+            pooled.normalised_weights, self.reference.n, self.options.permutations, self.options.seed
+        )  # fmt: skip
+        found = split_divergences(cost, a, b, epsilon, tol=self.options.tol)
         return self._result(self.reference, batch, found, epsilon)
 
     def _against_reference(self, batch: LabeledDataset, null: ReferenceNull) -> CheckResult:
         """One problem for the batch; the rest was solved before."""
-        sample = null.sample(batch.n)
-        pooled = pool(sample, batch)
-        x = self._moved(pooled.x)
-        cost = pooled_cost(pooled, squared_distances(x, x).fill_diagonal_(0.0), self.options)
-        found, epsilon = split_statistics(pooled, cost, sample.n, 0, self.options)
+        sample, pooled = null.sample(batch.n), pool(null.rows, batch)
+        rows = torch.cat([torch.arange(sample.n), torch.arange(null.rows.n, pooled.n)]).to(pooled.x.device)
+        x = self._moved(pooled.x[rows])
+        cost = pooled_cost(pooled, squared_distances(x, x).fill_diagonal_(0.0), self.options, rows)
+        weights = pooled.normalised_weights[rows] / pooled.normalised_weights[rows].sum()
+        epsilon = epsilon_of(weights, cost, self.options)
+        found = split_divergences(cost, *split_weights(weights, sample.n, 0, 0), epsilon, tol=self.options.tol)
         known = null.statistics(batch.n)
         joined = Statistics(
             torch.cat([found.values, known.values.to(found.values)]), max(found.marginal_error, known.marginal_error),

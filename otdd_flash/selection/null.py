@@ -1,9 +1,9 @@
 """The null values of a reference: what the statistic is when both samples come from it, kept between runs.
 
 Under the null hypothesis a batch of ``m`` rows against ``n`` of the reference has the law of ``m`` rows of the
-reference against ``n`` others. Random splits of ``n + m`` rows of the reference therefore stand for the permuted splits
-of the pooled sample. They depend on the reference, the options and ``m`` alone, so that a gate that sees many batches
-solves them once; the price is that the p-value is exact only as far as those ``n + m`` rows are the reference's law.
+reference against ``n`` others. Random disjoint samples of ``n`` and ``m`` rows of the reference therefore stand for the
+permuted splits of the pooled sample. They depend on the reference, the options and ``m`` alone, so that a gate that
+sees many batches solves them once; the price is that the p-value is exact only in the limit of a large reference.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from torch import Tensor
 from otdd_flash.data.features.cache import default_cache
 from otdd_flash.matrix.store import Store, content_key
 from otdd_flash.selection.gate import CheckOptions
-from otdd_flash.selection.pooled import pooled_cost, split_statistics, squared_distances
+from otdd_flash.selection.permutation import drawn_weights, split_divergences
+from otdd_flash.selection.pooled import epsilon_of, pooled_cost, squared_distances
 from otdd_flash.selection.reservoir import Reservoir
 from otdd_flash.types import LabeledDataset
 
 _VERSION = 1  # raise it when the statistic changes
+_POOL = 4  # rows that samples are drawn from, in units of max_samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +44,17 @@ class ReferenceNull:
     """Splits of a reference, by the size of the batch.
 
     Args:
-        reference: all of it; as many rows again are drawn from it as take part in a check.
+        reference: all of it; samples are drawn from at most four times ``max_samples`` of its rows.
         options: of the check.
         cache: folder, ``"default"`` or ``None``.
     """
 
     def __init__(self, reference: LabeledDataset, options: CheckOptions, cache: str | os.PathLike[str] | None) -> None:
-        kept = Reservoir(2 * options.max_samples, f"null {options.seed}")
+        kept = Reservoir(_POOL * options.max_samples, f"null {options.seed}")
         kept.add(reference)
         rows = kept.dataset(reference.name)
         generator = torch.Generator().manual_seed(options.seed)
-        self._rows = rows.subset(torch.randperm(rows.n, generator=generator))
+        self.rows = rows.subset(torch.randperm(rows.n, generator=generator))
         self._options = options
         folder = default_cache().with_name("checks") if cache == "default" else cache
         self._store = None if folder is None else Store(Path(folder).expanduser())
@@ -64,13 +66,13 @@ class ReferenceNull:
         Raises:
             ValueError: a reference that is not larger than the batch.
         """
-        n = min(self._options.max_samples, self._rows.n - m)
+        n = min(self._options.max_samples, self.rows.n - m)
         if n < 2:
             raise ValueError(
-                f"null='reference' splits the reference into a sample and a batch of {m} rows: it has {self._rows.n}; "
+                f"null='reference' splits the reference into a sample and a batch of {m} rows: it has {self.rows.n}; "
                 "give a larger reference, or take null='pooled'"
             )
-        return self._rows.subset(range(n))
+        return self.rows.subset(range(n))
 
     def statistics(self, m: int) -> NullStatistics:
         """Values of random splits into a sample and a batch of ``m``, computed, remembered or read."""
@@ -83,16 +85,17 @@ class ReferenceNull:
         options = asdict(self._options)
         for gate in ("alpha", "threshold"):
             options.pop(gate)
-        return content_key("null", _VERSION, self._rows.fingerprint, list(self._rows.class_names), m, options)
+        return content_key("null", _VERSION, self.rows.fingerprint, list(self.rows.class_names), m, options)
 
     def _solve(self, m: int, key: str) -> NullStatistics:
-        n = self.sample(m).n
-        pooled = self._rows.subset(range(n + m))
-        x = pooled.x.to(torch.float64)
+        n, weights = self.sample(m).n, self.rows.normalised_weights
+        x = self.rows.x.to(torch.float64)
         x = x - x.mean(0)
-        cost = pooled_cost(pooled, squared_distances(x, x).fill_diagonal_(0.0), self._options)
-        found, _ = split_statistics(pooled, cost, n, self._options.permutations, self._options)
-        null = NullStatistics(found.values[1:].cpu(), found.marginal_error, found.iterations)
+        cost = pooled_cost(self.rows, squared_distances(x, x).fill_diagonal_(0.0), self._options)
+        epsilon = epsilon_of(weights, cost, self._options)
+        a, b = drawn_weights(weights, n, m, self._options.permutations, self._options.seed)
+        found = split_divergences(cost, a, b, epsilon, tol=self._options.tol)
+        null = NullStatistics(found.values.cpu(), found.marginal_error, found.iterations)
         if self._store is not None:
             record = {
                 "values": null.values.tolist(),

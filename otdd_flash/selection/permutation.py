@@ -51,6 +51,19 @@ def split_weights(weights: Tensor, n: int, permutations: int, seed: int) -> tupl
     return a / a.sum(0), b / b.sum(0)
 
 
+def drawn_weights(weights: Tensor, n: int, m: int, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """``(N, draws)`` weights of two disjoint random samples of ``n`` and ``m`` of the points, anew in every column."""
+    total = len(weights)
+    generator = torch.Generator().manual_seed(seed)
+    sides = torch.zeros(2, total, draws, dtype=torch.bool)
+    for column in range(draws):
+        order = torch.randperm(total, generator=generator)
+        sides[0, order[:n], column] = True
+        sides[1, order[n : n + m], column] = True
+    a, b = (weights[:, None] * side for side in sides.to(weights.device))
+    return a / a.sum(0), b / b.sum(0)
+
+
 def split_divergences(
     cost: Tensor, a: Tensor, b: Tensor, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 200
 ) -> Statistics:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from otdd_flash.labels import label_distances
 from otdd_flash.selection.gate import CheckOptions
-from otdd_flash.selection.permutation import Statistics, split_divergences, split_weights
 from otdd_flash.types import LabeledDataset
 
 
@@ -23,24 +22,20 @@ def pool(reference: LabeledDataset, batch: LabeledDataset) -> LabeledDataset:
     return LabeledDataset(x=x, y=torch.cat(y), class_names=names, weights=weights, name="pooled")
 
 
-def pooled_cost(pooled: LabeledDataset, features: Tensor, options: CheckOptions) -> Tensor:
-    """``(N, N)`` cost of the pooled sample from its squared feature distances."""
+def pooled_cost(pooled: LabeledDataset, features: Tensor, options: CheckOptions, rows: Tensor | None = None) -> Tensor:
+    """``(N, N)`` cost from squared feature distances, class distances from all of ``pooled``; of ``rows`` alone."""
     cost = options.feature_weight * features
+    y = pooled.y if rows is None else pooled.y[rows]
     if options.label_distance is None or options.label_weight == 0:
         return cost
     table = label_distances(pooled, pooled, method=options.label_distance).source_source
-    return cost + options.label_weight * table.to(cost)[pooled.y][:, pooled.y]
+    return cost + options.label_weight * table.to(cost)[y][:, y]
 
 
-def split_statistics(
-    pooled: LabeledDataset, cost: Tensor, n: int, permutations: int, options: CheckOptions
-) -> tuple[Statistics, float]:
-    """The statistic of the given split, the first ``n`` against the rest, and of random ones; and its epsilon."""
-    weights = pooled.normalised_weights
+def epsilon_of(weights: Tensor, cost: Tensor, options: CheckOptions) -> float:
+    """The fraction of the mean cost that the options ask for."""
     mean = float(weights @ cost @ weights)
-    epsilon = options.relative_epsilon * mean if mean > 0 else 1.0
-    a, b = split_weights(weights, n, permutations, options.seed)
-    return split_divergences(cost, a, b, epsilon, tol=options.tol), epsilon
+    return options.relative_epsilon * mean if mean > 0 else 1.0
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import otdd_flash as otdd
+from otdd_flash import reference as oracle
+from otdd_flash.labels import label_distances
 from otdd_flash.selection import null as null_module
 from otdd_flash.selection.check import DriftCheck
+from otdd_flash.selection.permutation import drawn_weights
 from otdd_flash.types import LabeledDataset
 
 QUICK = {"null": "reference", "permutations": 39}
@@ -29,13 +32,13 @@ def draw(n: int, seed: int, shift: float = 0.0) -> LabeledDataset:
 def solved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of permutations of every solve of a null."""
     made: list[int] = []
-    original = null_module.split_statistics
+    original = null_module.drawn_weights
 
     def counted(*arguments):
         made.append(arguments[3])
         return original(*arguments)
 
-    monkeypatch.setattr(null_module, "split_statistics", counted)
+    monkeypatch.setattr(null_module, "drawn_weights", counted)
     return made
 
 
@@ -61,33 +64,47 @@ def test_drift_is_found(kind: str) -> None:
     assert not otdd.check(reference, draw(80, 2), cache=None, **QUICK).exceeded
 
 
-def test_value_is_that_of_the_same_rows_under_the_pooled_null() -> None:
-    """The null changes what a value is compared with, not the value."""
+def test_value_is_a_distance_between_sample_and_batch() -> None:
+    """The statistic by hand: class distances from the whole reference and the batch, classes matched by name."""
     reference, batch = draw(90, 0), draw(40, 1)
-    watch = DriftCheck(reference, cache=None, max_samples=40, tol=1e-8, **QUICK).update(batch)
+    watch = DriftCheck(reference, cache=None, max_samples=40, tol=1e-9, **QUICK).update(batch)
     found = watch.compute()
     sample = watch._null.sample(40)
-    assert (found.n, found.m) == (sample.n, 40) == (40, 40)
-    pooled = otdd.check(sample, batch, permutations=0, threshold=1.0, max_samples=40, tol=1e-8)
-    assert found.value == pytest.approx(pooled.value, rel=1e-6)
-    assert found.epsilon == pytest.approx(pooled.epsilon, rel=1e-9)
+    assert (found.n, found.m, found.seen) == (40, 40, (90, 40))
+    whole = otdd.from_arrays(torch.cat([watch._null.rows.x, batch.x]), torch.cat([watch._null.rows.y, batch.y]))
+    table = label_distances(whole, whole, method="gaussian_diag").source_source
+    x, y = torch.cat([sample.x, batch.x]), torch.cat([sample.y, batch.y])
+    cost = torch.cdist(x, x).square() + table[y][:, y]
+    assert found.epsilon == pytest.approx(0.1 * float(cost.mean()), rel=1e-9)
+    a = torch.full((40,), 1 / 40, dtype=torch.float64)
+    parts = [
+        oracle.ot_value(cost[rows, columns], a, a, found.epsilon)
+        for rows, columns in ((slice(40), slice(40, 80)), (slice(40), slice(40)), (slice(40, 80), slice(40, 80)))
+    ]
+    assert found.value == pytest.approx(parts[0] - parts[1] / 2 - parts[2] / 2, rel=1e-6)
 
 
-def test_null_values_are_those_of_splits_of_the_reference() -> None:
-    """A null value is the statistic of two parts of the reference."""
-    reference = draw(60, 0)
-    options = otdd.CheckOptions(max_samples=30, tol=1e-8, **QUICK)
-    null = null_module.ReferenceNull(reference, options, None)
-    from otdd_flash.selection.permutation import split_weights
-
-    rows = null._rows
-    a, _ = split_weights(rows.normalised_weights, 30, 39, 0)
-    values = null.statistics(30).values
-    for k in (1, 17, 39):
-        left, right = (a[:, k] > 0).nonzero()[:, 0], (a[:, k] == 0).nonzero()[:, 0]
-        parts = rows.subset(left), rows.subset(right)
-        alone = otdd.check(*parts, permutations=0, threshold=1.0, max_samples=30, tol=1e-8)
-        assert float(values[k - 1]) == pytest.approx(alone.value, rel=1e-6)
+def test_null_values_are_statistics_of_disjoint_samples_of_the_reference() -> None:
+    null = null_module.ReferenceNull(draw(90, 0), otdd.CheckOptions(max_samples=30, tol=1e-9, **QUICK), None)
+    rows, values = null.rows, null.statistics(25).values
+    a, b = drawn_weights(rows.normalised_weights, 30, 25, 39, 0)
+    assert (a > 0).sum(0).tolist() == [30] * 39
+    assert (b > 0).sum(0).tolist() == [25] * 39
+    assert not bool(((a > 0) & (b > 0)).any())
+    table = label_distances(rows, rows, method="gaussian_diag").source_source
+    cost = torch.cdist(rows.x, rows.x).square() + table[rows.y][:, rows.y]
+    epsilon = 0.1 * float(cost.mean())
+    for k in (0, 17, 38):
+        left, right = (a[:, k] > 0).nonzero()[:, 0], (b[:, k] > 0).nonzero()[:, 0]
+        parts = [
+            oracle.ot_value(cost[i][:, j], w, v, epsilon)
+            for i, j, w, v in (
+                (left, right, a[left, k], b[right, k]),
+                (left, left, a[left, k], a[left, k]),
+                (right, right, b[right, k], b[right, k]),
+            )
+        ]
+        assert float(values[k]) == pytest.approx(parts[0] - parts[1] / 2 - parts[2] / 2, rel=1e-6)
 
 
 def test_solved_once_and_kept_on_disk(tmp_path: Path, solved: list[int]) -> None:
