@@ -20,7 +20,6 @@ import otdd_flash
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.glob("*.md"))
-RUN = [page for page in PAGES if not page.stem.startswith("migration-")]
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -33,6 +32,11 @@ DOCUMENTED = (
 def blocks(page: Path, *languages: str) -> Iterator[re.Match[str]]:
     """Fenced blocks of these languages, in order."""
     return (found for found in FENCE.finditer(page.read_text(encoding="utf-8")) if found["language"] in languages)
+
+
+def pages_with_python() -> list[Path]:
+    """All but the migration pages."""
+    return [page for page in PAGES if not page.stem.startswith("migration-") and any(blocks(page, "python", "pycon"))]
 
 
 def commands() -> list[tuple[str, list[str]]]:
@@ -62,11 +66,8 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages_with_python(), ids=lambda page: page.stem)
 def test_python_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(blocks(page, "python", "pycon"))
-    if not found:
-        pytest.skip("no Python on this page")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__page__"}
     report: list[str] = []
@@ -74,7 +75,7 @@ def test_python_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     if page.stem == "report":
         pytest.importorskip("jinja2")
         pytest.importorskip("matplotlib")
-    for block in found:
+    for block in blocks(page, "python", "pycon"):
         if block["reason"] is not None:
             assert block["language"] == "python", "a block that is not run shows no output"
             compile(block["text"], page.name, "exec")
