@@ -122,7 +122,8 @@ class LabelDistances:
         record, tensors = read_tensors(path, kind=FORMAT)
         try:
             source_names, target_names = (tuple(record.pop(f"{side}_names")) for side in ("source", "target"))
-            return cls(*(tensors[name] for name in _TABLES), source_names, target_names, **record)
+            ss, st, tt = (tensors[name] for name in _TABLES)
+            return cls(ss, st, tt, source_names, target_names, **record)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a readable label-distance file: {error}") from error
 

@@ -128,4 +128,5 @@ def _read(path: Path) -> LabeledDataset:
         "class_names": tuple(record["class_names"]), "notes": tuple(record["notes"]),
         "image_shape": None if shape is None else tuple(shape),
     }  # fmt: skip
-    return LabeledDataset(**tensors, **record)
+    fields: dict[str, Any] = {**tensors, **record}
+    return LabeledDataset(**fields)
