@@ -1,6 +1,6 @@
 """Numbers of other tools, reproduced exactly: what microsoft/otdd prints for a pair of data sets.
 
-Its number is debiased, halved and not converged (DESIGN, section 3a)::
+Its number is debiased, halved and not converged::
 
     C      = lambda_x |x - x'|^2 / 2 + lambda_y W[l, l'] / 2,       epsilon = entreg
     value  = <a, f - f_aa> + <b, g - g_bb>      after GeomLoss's schedule of scaling 0.5

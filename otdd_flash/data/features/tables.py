@@ -34,7 +34,7 @@ def table_pipeline(
         scale: standardise the numbers; ``False`` leaves them as they are.
 
     Returns:
-        A scikit-learn ``ColumnTransformer``: fit it, or give it to :func:`table_pair` or as a step of a longer
+        A scikit-learn ``ColumnTransformer``; fit it, or give it to :func:`table_pair` or as a step of a longer
         ``Pipeline``.
 
     Raises:
