@@ -22,7 +22,7 @@ from otdd_flash.distance import DistanceOptions
 from otdd_flash.flows.particles import Particles, computable, diagonal_statistics
 from otdd_flash.flows.warm import Memory, solve_to_target
 from otdd_flash.labels import LabelSinkhorn, check_pair, label_distances
-from otdd_flash.labels.attached import Moments, attached_table, class_moments
+from otdd_flash.labels.attached import TargetMoments, attached_table, class_moments
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.sinkhorn.autograd import DivergenceInputs
 from otdd_flash.types import LabeledDataset
@@ -103,7 +103,7 @@ class DatasetTransport(Objective):
         return computable(self.target)
 
     @cached_property
-    def _moments(self) -> Moments:
+    def _moments(self) -> TargetMoments:
         """Class moments of the target, as the label distance wants them."""
         return class_moments(self._target, str(self.options.label_distance))
 

@@ -48,7 +48,7 @@ class ImageGrid(Callback):
         if not self._rows:
             y = state.data.y
             self._rows = [(y == c).nonzero()[: self.columns, 0].tolist() for c in range(state.data.num_classes)]
-        self._draw(state)
+        self(flow, state)
 
     def __call__(self, flow: Flow, state: FlowState) -> None:
         """Draw where it is time."""
@@ -92,7 +92,7 @@ class Scatter(Callback):
         seen = torch.cat([_projected(x, self.axes) for x in clouds])
         margin = 0.05 * (seen.amax(0) - seen.amin(0))
         self._limits = (seen.amin(0) - margin).tolist(), (seen.amax(0) + margin).tolist()
-        self._draw(flow, state)
+        self(flow, state)
 
     def __call__(self, flow: Flow, state: FlowState) -> None:
         """Draw where it is time."""

@@ -273,8 +273,8 @@ DYNAMICS: list[Callable[[], Dynamics]] = [
     lambda: FeatureFlow("detached"),
     TiedFlow,
     lambda: AugmentedFlow(None),
-    AugmentedFlow,
-    lambda: AugmentedFlow(Clustering("dbscan")),
+    lambda: AugmentedFlow(Clustering(every=5)),
+    lambda: AugmentedFlow(Clustering("dbscan", every=5)),
     lambda: JointFlow(TARGET),
 ]
 

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_other_data_or_no_checkpoint_is_refused(tmp_path: Path) 
     with pytest.raises(ValueError, match="of a flow from other data"):
         gradient_flow(TARGET, TARGET, steps=2, options=OPTIONS, resume=Checkpoint.load(path))
     (tmp_path / "broken").write_bytes(b"not a file of that kind")
-    with pytest.raises(ValueError, match="not a readable file of .otdd-flash flow checkpoint"):
+    with pytest.raises(ValueError, match=r"not a readable file of .otdd-flash flow checkpoint"):
         Checkpoint.load(tmp_path / "broken")
     with pytest.raises(FileNotFoundError):
         Checkpoint.load(tmp_path / "absent")
@@ -285,6 +285,16 @@ def test_an_animation_of_another_kind_is_refused(tmp_path: Path) -> None:
         Animation(tmp_path / "flow.webm", tmp_path)
 
 
+def test_a_resumed_flow_draws_the_frames_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    data, path = replace(pictures(), image_shape=(2, 2)), tmp_path / "checkpoint.safetensors"
+    flow = Flow(QUADRATIC, stepper=Euler(0.25))
+    with pytest.raises(KilledError):
+        flow.run(data, steps=6, callbacks=[SaveCheckpoint(path), _NoFinish(path), KillAt(4)])
+    flow.run(data, steps=6, callbacks=[ImageGrid(tmp_path / "frames", every=3)], resume=Checkpoint.load(path))
+    assert [frame.name for frame in (tmp_path / "frames").iterdir()] == ["images_00006.png"]
+
+
 def test_image_grid_wants_pictures(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no pictures"):
         gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[ImageGrid(tmp_path)])
@@ -337,14 +347,3 @@ def test_a_flowed_set_teaches_about_the_target() -> None:
     other = replace(test, class_names=("north", "east"))
     with pytest.raises(ValueError, match="classes that the target lacks: north"):
         transfer_check(source, found.data, target, test=other, options=OPTIONS)
-
-
-def test_the_page_on_flows_runs() -> None:
-    import doctest
-
-    page = Path(__file__).resolve().parents[2] / "docs" / "flows.md"
-    case = doctest.DocTestParser().get_doctest(page.read_text(), {}, page.name, str(page), 0)
-    report: list[str] = []
-    results = doctest.DocTestRunner(verbose=False).run(case, out=report.append)
-    assert results.failed == 0, "".join(report)
-    assert results.attempted > 8
