@@ -190,6 +190,10 @@ class _Job:
             for b in range(bootstrap):
                 half_ready, half_own = _prepared(_half(goal, self.seed, b, "target"), settings)
                 for i, dataset in enumerate(sets):
+                    if settings.options.debiased and dataset.fingerprint == goal.fingerprint:
+                        replicates[b, i] = 0.0  # the target itself: no draw of it can differ
+                        step()
+                        continue
                     half = _half(dataset, self.seed, b, f"candidate {i}")
                     replicates[b, i] = _value(*_terms(half, half_ready, half_own, settings))
                     step()

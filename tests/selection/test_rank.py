@@ -55,7 +55,9 @@ def test_the_target_itself_comes_first_at_zero() -> None:
     target = cloud(60, 0)
     ranking = otdd.rank({"other": cloud(60, 1), "copy": otdd.from_arrays(target.x.clone(), target.y)}, target, **QUICK)
     assert ranking.names == ("copy", "other")
-    assert ranking["copy"].value == 0.0
+    copy = ranking["copy"]
+    assert (copy.value, copy.low, copy.high, copy.std, copy.bias) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert copy.p_next is not None
 
 
 def test_spread_and_bias_agree_with_monte_carlo() -> None:
