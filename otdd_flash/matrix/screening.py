@@ -89,9 +89,8 @@ def settle_screener(screen: Screen, options: DistanceOptions, moments: Sequence[
     kept = store.write_first("settings", key, {"center": center.tolist(), "spread": spread})
     labelled = options.label_distance is not None and options.label_weight > 0
     weights = (options.feature_weight, options.label_weight if labelled else 0.0)
-    return Screener(
-        screen, torch.tensor(kept["center"], dtype=torch.float64), kept["spread"], weights, options.seed
-    )  # fmt: skip
+    center = torch.tensor(kept["center"], dtype=torch.float64)
+    return Screener(screen, center, kept["spread"], weights, options.seed)
 
 
 def sketch_key(screener: Screener, fingerprint: str) -> str:

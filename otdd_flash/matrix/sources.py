@@ -116,9 +116,8 @@ def _write(dataset: LabeledDataset, path: Path) -> None:
         "class_names": list(dataset.class_names), "name": dataset.name, "levels": dataset.levels,
         "image_shape": dataset.image_shape, "dropped": dataset.dropped, "notes": list(dataset.notes),
     }  # fmt: skip
-    save_tensors(
-        {name: value for name, value in tensors.items() if value is not None}, path, kind=_SPILLED, record=record
-    )  # fmt: skip
+    held = {name: value for name, value in tensors.items() if value is not None}
+    save_tensors(held, path, kind=_SPILLED, record=record)
 
 
 def _read(path: Path) -> LabeledDataset:

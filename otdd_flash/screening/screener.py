@@ -55,8 +55,10 @@ class Screener:
             ValueError: a set of another width.
         """
         if dataset.d != len(self.center):
-            raise ValueError(f"screening compares sets of one width: {dataset.name!r} has {dataset.d} features, the "
-                             f"others {len(self.center)}")  # fmt: skip
+            raise ValueError(
+                f"screening compares sets of one width: {dataset.name!r} has {dataset.d} features, the others "
+                f"{len(self.center)}"
+            )
         if self.screen.method == "sliced":
             summary = self._slices(str(dataset.x.device)).summary(dataset, self.screen.quantiles)
             return {"quantiles": summary.flatten().cpu()}

@@ -94,10 +94,9 @@ class DriftCheck:
             return self._against_reference(batch, self._null)
         pooled = pool(self.reference, batch)
         cost = pooled_cost(pooled, self._features(batch), self.options)
-        epsilon = epsilon_of(pooled.normalised_weights, cost, self.options)
-        a, b = split_weights(
-            pooled.normalised_weights, self.reference.n, self.options.permutations, self.options.seed
-        )  # fmt: skip
+        weights = pooled.normalised_weights
+        epsilon = epsilon_of(weights, cost, self.options)
+        a, b = split_weights(weights, self.reference.n, self.options.permutations, self.options.seed)
         found = split_divergences(cost, a, b, epsilon, tol=self.options.tol)
         return self._result(self.reference, batch, found, epsilon)
 
