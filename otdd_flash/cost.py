@@ -82,16 +82,17 @@ class DotProductCost:
         """Where the clouds live."""
         return self.clouds[0].points.device
 
-    def centred(self, i: int, dtype: torch.dtype) -> Tensor:
+    def centred(self, i: int, dtype: torch.dtype, columns: slice = slice(None)) -> Tensor:
         """``(n, d)`` points of cloud ``i`` minus the centre, not yet scaled; the difference is taken in float64."""
-        points = self.clouds[i].points
+        points = self.clouds[i].points[:, columns]
         if self.center is None:
             return points.to(dtype)
+        center = self.center[columns]
         if points.dtype == torch.float64 or dtype == torch.float64:
-            return (points.to(torch.float64) - self.center).to(dtype)
+            return (points.to(torch.float64) - center).to(dtype)
         out = torch.empty(points.shape, dtype=dtype, device=points.device)
         for rows in _row_blocks(points):
-            out[rows] = points[rows].to(torch.float64) - self.center
+            out[rows] = points[rows].to(torch.float64) - center
         return out
 
     def factors(self, i: int, j: int, dtype: torch.dtype) -> Factors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +17,29 @@ from otdd_flash.types import LabeledDataset
 ATTACHABLE = ("means", "gaussian_diag", "gaussian")
 _KINDS = {"means": "means", "gaussian_diag": "variances", "gaussian": "covariances"}
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB of float64 rows at a time
-_TOGETHER = 4  # pairs of covariances in a batch
-
+_TOGETHER = 8  # pairs of covariances in a batch
+_LOST = 1e-7  # of the largest deviation: directions below it are absent
 
 Moments = tuple[Tensor, Tensor]  # means (c, d); variances (c, d), covariances (c, d, d) or (c, 0)
 
 
+@dataclass(frozen=True, eq=False)
+class TargetMoments:
+    """What :func:`attached_table` has to know of a data set that does not move, float64, without a graph.
+
+    Args:
+        means: ``(c', d)``.
+        seconds: ``(c', d)`` variances, ``(c', d, d)`` covariances, or ``(c', 0)``.
+        bures: for ``gaussian``, roots of the covariances and the Bures distances between them.
+    """
+
+    means: Tensor
+    seconds: Tensor
+    bures: tuple[Tensor, Tensor] | None = None
+
+
 def attached_table(
-    source: LabeledDataset, target: LabeledDataset, method: str, *, target_moments: Moments | None = None
+    source: LabeledDataset, target: LabeledDataset, method: str, *, target_moments: TargetMoments | None = None
 ) -> Tensor:
     """``(c + c', c + c')`` squared class-to-class distances with a graph back to both sides' features.
 
@@ -42,18 +58,29 @@ def attached_table(
     """
     kind = _kind(method)
     check_pair(source, target)
-    moments = [_moments(source, kind), target_moments or _moments(target, kind)]
-    means, seconds = (torch.cat(parts) for parts in zip(*moments, strict=True))
+    moving, spread = _moments(source, kind)
+    if target_moments is not None and method == "gaussian":
+        means = torch.cat([moving, target_moments.means])
+        return _squared_distances(means) + _Bures.apply(spread, target_moments.bures)
+    theirs = _moments(target, kind) if target_moments is None else (target_moments.means, target_moments.seconds)
+    means, seconds = torch.cat([moving, theirs[0]]), torch.cat([spread, theirs[1]])
     if method == "means":
         return _squared_distances(means)
     if method == "gaussian_diag":
         return _squared_distances(torch.cat([means, _safe_root(seconds)], 1))
-    return _squared_distances(means) + _Bures.apply(seconds)
+    return _squared_distances(means) + _Bures.apply(seconds, None)
 
 
-def class_moments(data: LabeledDataset, method: str) -> Moments:
-    """What :func:`attached_table` wants to know of a data set, float64, without a graph."""
-    return _of_classes(class_samples(data), _kind(method))
+def class_moments(data: LabeledDataset, method: str) -> TargetMoments:
+    """The moments of a target, taken once for many calls of :func:`attached_table`."""
+    means, seconds = _of_classes(class_samples(data), _kind(method))
+    if method != "gaussian":
+        return TargetMoments(means, seconds)
+    roots, _ = _roots(seconds)
+    traces = roots.square().sum((1, 2))
+    table = traces[:, None] + traces[None, :]
+    _subtract_cross_terms(table, roots, len(roots))
+    return TargetMoments(means, seconds, (roots, table.fill_diagonal_(0.0)))
 
 
 def _kind(method: str) -> str:
@@ -161,40 +188,52 @@ class _Bures(torch.autograd.Function):
     """``tr S_i + tr S_j - 2 tr (S_i^1/2 S_j S_i^1/2)^1/2`` of all pairs; ``d/dS_i = I - T_ij`` with the map ``T_ij``.
 
     With roots ``R_i = S_i^1/2`` and ``R_i R_j = U D V^T`` the trace is ``tr D`` and ``T_ij = R_i^+ U V^T R_j``.
+    Covariances that do not move come as their roots and their own table.
     """
 
     @staticmethod
-    def forward(ctx: Any, covariances: Tensor) -> Tensor:
-        roots = torch.stack([_root(S) for S in covariances])
-        ctx.save_for_backward(roots)
-        traces = covariances.diagonal(dim1=1, dim2=2).sum(1)
+    def forward(ctx: Any, covariances: Tensor, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
+        roots, inverses = _roots(covariances)
+        moving = len(roots)
+        if fixed is not None:
+            roots = torch.cat([roots, fixed[0]])
+        ctx.save_for_backward(roots, inverses)
+        traces = roots.square().sum((1, 2))
         table = traces[:, None] + traces[None, :]
-        for i, others in _pairs(len(roots)):
-            products = roots[i] @ roots[others]
-            cross = 2 * (_turns(products) * products).sum((1, 2))
-            table[i, others] -= cross
-            table[others, i] -= cross
+        _subtract_cross_terms(table, roots, moving)
+        if fixed is not None:
+            table[moving:, moving:] = fixed[1]
         return table.fill_diagonal_(0.0)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
-        (roots,) = ctx.saved_tensors
-        inverses = torch.linalg.pinv(roots, hermitian=True, rtol=1e-7)
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        roots, inverses = ctx.saved_tensors
+        moving = len(inverses)
         weight = (upstream + upstream.T).fill_diagonal_(0.0)
         eye = torch.eye(roots.shape[1], dtype=roots.dtype, device=roots.device)
-        gradient = weight.sum(1)[:, None, None] * eye
-        for i, others in _pairs(len(roots)):
+        gradient = weight[:moving].sum(1)[:, None, None] * eye
+        for i, others in _pairs(len(roots), moving):
             for j, turn in enumerate(_turns(roots[i] @ roots[others]), others.start):
                 for p, q, way in ((i, j, turn), (j, i, turn.T)):
-                    transport = inverses[p] @ way @ roots[q]
-                    gradient[p] -= weight[i, j] * (transport + transport.T) / 2
-        return gradient
+                    if p < moving:
+                        transport = inverses[p] @ way @ roots[q]
+                        gradient[p] -= weight[i, j] * (transport + transport.T) / 2
+        return gradient, None
 
 
-def _pairs(count: int) -> Iterator[tuple[int, slice]]:
-    """All pairs ``i < j``: one ``i`` and a few ``j`` at a time, whose matrices then stay few."""
-    for i in range(count):
+def _subtract_cross_terms(table: Tensor, roots: Tensor, moving: int) -> None:
+    """Take ``2 tr D`` from every pair whose first member is among the first ``moving``."""
+    for i, others in _pairs(len(roots), moving):
+        products = roots[i] @ roots[others]
+        cross = 2 * (_turns(products) * products).sum((1, 2))
+        table[i, others] -= cross
+        table[others, i] -= cross
+
+
+def _pairs(count: int, moving: int) -> Iterator[tuple[int, slice]]:
+    """All pairs ``i < j`` with ``i < moving``: one ``i`` and a few ``j`` at a time, whose matrices then stay few."""
+    for i in range(moving):
         yield from ((i, slice(j, min(j + _TOGETHER, count))) for j in range(i + 1, count, _TOGETHER))
 
 
@@ -206,10 +245,16 @@ def _turns(products: Tensor) -> Tensor:
     return U @ Vh
 
 
-def _root(S: Tensor) -> Tensor:
-    """Symmetric square root."""
-    values, vectors = torch.linalg.eigh(S)
-    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+def _roots(covariances: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric square roots, and their pseudoinverses."""
+    roots, inverses = torch.empty_like(covariances), torch.empty_like(covariances)
+    for k, covariance in enumerate(covariances):
+        values, vectors = torch.linalg.eigh(covariance)
+        deviations = values.clamp_min(0).sqrt()
+        present = deviations > _LOST * deviations[-1]
+        roots[k] = (vectors * deviations) @ vectors.T
+        inverses[k] = (vectors * torch.where(present, 1.0 / deviations, 0.0)) @ vectors.T
+    return roots, inverses
 
 
 def _safe_root(values: Tensor) -> Tensor:

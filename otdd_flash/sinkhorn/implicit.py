@@ -58,6 +58,7 @@ class ImplicitOptions:
 
 
 DEFAULT_IMPLICIT = ImplicitOptions()
+_GROUP_ELEMENTS = {"cuda": 1 << 24}  # of a cloud's features at a time
 
 
 @dataclass
@@ -197,28 +198,49 @@ def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tupl
 
 
 def _gradient(p: PlanProducts, wanted: Wanted) -> Fields:
-    """Gradients of ``OT`` of one problem at fixed plan; those of the rows only where it is symmetric."""
-    labels = ClassColumns(p) if wanted.table else None
-    x, y = p.points()
-    found = p.apply(v=_columns(y, wanted, labels), u=x if wanted.y or wanted.b else None)
-    pv, r, w, d = found.pv, found.r, p.cost.feature_weight, y.shape[1]
-    assert pv is not None
-    assert r is not None
+    """Gradients of ``OT`` of one problem at fixed plan; those of the rows only where it is symmetric.
+
+    Features come a group of columns at a time: on a GPU several copies of a large cloud would not fit the promise of
+    memory, and scores are cheap beside it.
+    """
+    labels, w = ClassColumns(p) if wanted.table else None, p.cost.feature_weight
+    clouds = [p.cost.clouds[i].points for i in p.problem]
     out: dict[str, Tensor] = {}
     if wanted.x:
-        out["x"] = torch.addcmul(pv[:, :d].neg(), r[:, None].to(x.dtype), x).mul_(2 * w)
-    if wanted.a:
-        out["a"] = _potential(p.potentials.f, p.a, r, p.epsilon)
-    if found.ptu is not None and found.c is not None:
-        if wanted.y:
-            out["y"] = torch.addcmul(found.ptu.neg(), found.c[:, None].to(y.dtype), y).mul_(2 * w)
-        if wanted.b:
-            out["b"] = _potential(p.potentials.g, p.b, found.c, p.epsilon)
+        out["x"] = torch.empty(clouds[0].shape, dtype=p.dtype, device=clouds[0].device)
+    if wanted.y:
+        out["y"] = torch.empty(clouds[1].shape, dtype=p.dtype, device=clouds[1].device)
     if wanted.weight:
-        out["weight"] = _mean_distance(x, r, pv)
-    if labels is not None:
-        out["table"] = labels.scatter(pv[None, :, d + wanted.weight :].to(torch.float64))[0]
+        out["weight"] = p.a.new_zeros(())
+    for columns in _column_groups(clouds):
+        x, y = p.points(columns)
+        d, last = y.shape[1], columns.stop == clouds[1].shape[1]
+        found = p.apply(v=_columns(y, wanted, labels if last else None), u=x if wanted.y or wanted.b else None)
+        pv, r, c = found.pv, found.r, found.c
+        assert pv is not None
+        assert r is not None
+        if wanted.x:
+            out["x"][:, columns] = torch.addcmul(pv[:, :d].neg(), r[:, None].to(x.dtype), x).mul_(2 * w)
+        if wanted.weight:
+            out["weight"] += _mean_distance(x, r, pv)
+        if found.ptu is not None and c is not None and wanted.y:
+            out["y"][:, columns] = torch.addcmul(found.ptu.neg(), c[:, None].to(y.dtype), y).mul_(2 * w)
+        if last and wanted.a:
+            out["a"] = _potential(p.potentials.f, p.a, r, p.epsilon)
+        if last and wanted.b and c is not None:
+            out["b"] = _potential(p.potentials.g, p.b, c, p.epsilon)
+        if last and labels is not None:
+            out["table"] = labels.scatter(pv[None, :, d + wanted.weight :].to(torch.float64))[0]
     return Fields(**out)
+
+
+def _column_groups(clouds: list[Tensor]) -> list[slice]:
+    """Ranges of the features, of about equal width."""
+    d = clouds[0].shape[1]
+    largest = d * max(len(cloud) for cloud in clouds)
+    groups = -(-largest // _GROUP_ELEMENTS.get(clouds[0].device.type, max(largest, 1)))
+    width = max(1, -(-d // max(groups, 1)))
+    return [slice(start, min(start + width, d)) for start in range(0, d, width)] or [slice(0, 0)]
 
 
 def _hessian(p: PlanProducts, wanted: Wanted, along: Fields, solve: Callable) -> Fields:

@@ -62,9 +62,9 @@ class PlanProducts:
         """``(m, d)`` float64 centred points of the columns."""
         return self.x if self.symmetric else self.cost.centred(self.problem[1], torch.float64)
 
-    def points(self) -> tuple[Tensor, Tensor]:
-        """The centred points ``(n, d), (m, d)`` of both sides in the precision of the solve."""
-        sides = [self.cost.centred(i, self.dtype) for i in dict.fromkeys(self.problem)]
+    def points(self, columns: slice) -> tuple[Tensor, Tensor]:
+        """Some columns of the centred points of both sides in the precision of the solve."""
+        sides = [self.cost.centred(i, self.dtype, columns) for i in dict.fromkeys(self.problem)]
         return sides[0], sides[-1]
 
     @cached_property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otdd_flash import reference
 from otdd_flash.errors import NotConvergedWarning
-from otdd_flash.sinkhorn import Execution, SolverOptions
+from otdd_flash.sinkhorn import Execution, SolverOptions, implicit
 from otdd_flash.sinkhorn.autograd import DivergenceInputs, LabelTerm, differentiable_divergence
 
 TIGHT = SolverOptions(tol=1e-12, max_iterations=5000)
