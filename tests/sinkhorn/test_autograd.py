@@ -114,6 +114,15 @@ def test_every_gradient_equals_autograd_through_a_dense_solve(labelled: bool, de
         assert relative(ours, theirs) <= 1e-6
 
 
+def test_features_by_groups_of_columns_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = data()
+    whole = torch.autograd.grad(value(case, case.leaves, labelled=True, debiased=True), case.leaves)
+    monkeypatch.setattr(implicit, "_GROUP_ELEMENTS", {"cpu": 15})  # of 12 x 3: three groups
+    grouped = torch.autograd.grad(value(case, case.leaves, labelled=True, debiased=True), case.leaves)
+    for one, other in zip(whole, grouped, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("debiased", [True, False])
 def test_every_gradient_equals_finite_differences_of_the_oracle(debiased: bool) -> None:
     case = data()
