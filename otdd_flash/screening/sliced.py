@@ -97,19 +97,35 @@ class Slices:
             ]
         )
         out = line * self.mixing[:, 0]
-        for i in range(self.orders.shape[1]):
-            order = self.orders[:, i]
-            powers = line.pow(order) / torch.exp(torch.lgamma(order + 1))
-            out += (_class_means(powers, dataset) * self.mixing[:, 1 + i])[dataset.y]
+        if self.orders.shape[1]:
+            out += self._class_part(line, dataset)[dataset.y]
         return self.scale * out
+
+    def _class_part(self, line: Tensor, dataset: LabeledDataset) -> Tensor:
+        """``(c, L)`` what every class adds: ``sum_i psi_i E[line^lambda_i / lambda_i!]``, orders one after another."""
+        shares = torch.zeros(dataset.num_classes, dataset.n, dtype=line.dtype, device=line.device)
+        for number, sample in enumerate(class_samples(dataset)):
+            shares[number, sample.index] = sample.weights
+        out = torch.zeros(dataset.num_classes, line.shape[1], dtype=line.dtype, device=line.device)
+        power = torch.ones_like(line)
+        for order in range(1, int(self.orders.max()) + 1):
+            power *= line / order
+            factor = (self.mixing[:, 1:] * (self.orders == order)).sum(1)
+            wanted = factor.nonzero()[:, 0]
+            if len(wanted):
+                out[:, wanted] += factor[wanted] * (shares @ power[:, wanted])
+        return out
 
     def summary(self, dataset: LabeledDataset, quantiles: int = 256) -> Tensor:
         """``(L, Q)`` quantile functions of the projections at the midpoints of ``Q`` equal steps."""
-        values, order = self.project(dataset).sort(0)
-        mass = dataset.normalised_weights[order].cumsum(0)
-        levels = (torch.arange(quantiles, dtype=mass.dtype, device=mass.device) + 0.5) / quantiles
-        place = torch.searchsorted(mass.T.contiguous(), levels.expand(mass.shape[1], -1).contiguous())
-        return values.T.gather(1, place.clamp_max(dataset.n - 1))
+        values, order = self.project(dataset).T.contiguous().sort(1)
+        halves = 2 * torch.arange(quantiles, device=values.device) + 1  # levels in units of 1 / (2 Q)
+        if dataset.weights is None:
+            # the first row whose cumulated mass reaches the level, in exact integers
+            return values[:, (halves * dataset.n + 2 * quantiles - 1) // (2 * quantiles) - 1]
+        mass, levels = dataset.normalised_weights[order].cumsum(1), halves.to(values.dtype) / (2 * quantiles)
+        place = torch.searchsorted(mass, levels.expand(len(mass), -1).contiguous())
+        return values.gather(1, place.clamp_max(dataset.n - 1))
 
 
 def sliced_distance(
@@ -156,14 +172,6 @@ def _truncated_poisson(rates: Tensor, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(rates.shape, generator=generator, dtype=rates.dtype)
     first = -torch.log1p(uniform * torch.expm1(-rates))
     return 1 + torch.poisson((rates - first).clamp_min(0.0), generator=generator)
-
-
-def _class_means(values: Tensor, dataset: LabeledDataset) -> Tensor:
-    """``(c, L)`` weighted class means of ``values (n, L)``."""
-    out = torch.zeros(dataset.num_classes, values.shape[1], dtype=values.dtype, device=values.device)
-    for number, sample in enumerate(class_samples(dataset)):
-        out[number] = sample.weights @ values[sample.index]
-    return out
 
 
 def _mean_square(dataset: LabeledDataset, center: Tensor) -> Tensor:

@@ -60,6 +60,22 @@ def test_weights_are_repetitions() -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
+@pytest.mark.parametrize(("n", "quantiles"), [(7, 5), (10, 5), (6, 12), (1, 4), (5, 64)])
+def test_equal_weights_take_the_same_rows_as_none(n: int, quantiles: int) -> None:
+    """The quantile at level t is the smallest value that a share t of the sample does not exceed."""
+    plain = draw(n, 0)
+    slices = Slices.draw([draw(20, 1)], projections=6)
+    values = slices.project(plain).sort(0).values
+    found = slices.summary(plain, quantiles)
+    for q in range(quantiles):
+        rank = -((-(2 * q + 1) * n) // (2 * quantiles))  # ceil of level times n
+        torch.testing.assert_close(found[:, q], values[rank - 1], rtol=0, atol=0)
+    weights = torch.linspace(1.0, 1.0 + 1e-9, n, dtype=torch.float64)  # not None, and away from exact ties
+    weighted = otdd.from_arrays(plain.x, plain.y, weights=weights)
+    if n % 2:
+        torch.testing.assert_close(slices.summary(weighted, quantiles), found, rtol=1e-6, atol=1e-6)
+
+
 def test_labels_are_seen_and_names_are_not() -> None:
     a = draw(60, 0)
     renamed = otdd.from_arrays(a.x, ["b" if y == 0 else "a" for y in a.y.tolist()])
