@@ -3,7 +3,7 @@
     python scripts/bench/flow.py --data DIR --steps 50 --output flow.json
 
 The value that the flow ends with is checked against a cold solve to a tenth of the flow's tolerance: ``gate``, by their
-difference as a part of the value at the start. The peak of memory counts everything on the device, the two sets included.
+difference as a part of the value at the start. The peak of memory counts all on the device, the two sets included.
 """
 
 from __future__ import annotations
