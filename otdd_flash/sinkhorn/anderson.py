@@ -11,10 +11,16 @@ needs its one parameter tuned. A problem whose error grows forgets its history a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from otdd_flash.ops.linear import solve_small
+from otdd_flash.ops.steps import history_of
+
+if TYPE_CHECKING:
+    from otdd_flash.kernels.steps import Vectors
 
 MEMORY = 8  # a power of two: the GPU solver's size
 _SYMMETRIC_MIXING = 2.0 / 3.0
@@ -109,3 +115,32 @@ class Anderson:
         alpha = solve_small(self.gram + torch.diag_embed(ridge), right[..., 0])[:, None]
         theta = self.mixing
         return theta * residual - (alpha @ self.moves + theta[..., None] * (alpha @ self.changes))[:, 0]
+
+
+class FusedAnderson:
+    """The same on a GPU, in a few launches.
+
+    Args:
+        vectors: kernels of the batch.
+        turn: 1.0 where the first plain step of a cross problem is the rows', 0.0 for the columns.
+    """
+
+    def __init__(self, vectors: Vectors, turn: float) -> None:
+        self.history = history_of(vectors, MEMORY, turn)
+
+    def advance(
+        self, potentials: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor], error: Tensor, live: Tensor, eps: float
+    ) -> None:
+        """Move ``(f, g)`` in place.
+
+        Args:
+            potentials: ``f (B, N), g (B, M)``.
+            sums: marginals ``r, c`` of their plan.
+            error: ``(B,)`` marginal error.
+            live: ``(B,)`` int32, zero for problems to leave alone.
+            eps: epsilon.
+        """
+        self.history.advance(
+            potentials, sums, error, live, epsilon=eps, symmetric_by=_SYMMETRIC_MIXING, growth=_GROWTH,
+            plain_steps=float(_PLAIN_STEPS), regularisation=_REGULARISATION, free=_FREE, longer=_LONGEST,
+        )  # fmt: skip

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from otdd_flash.checks import check_count, check_number
 from otdd_flash.ops.base import PlanOperator
-from otdd_flash.sinkhorn.anderson import Anderson
+from otdd_flash.ops.steps import vectors_of
+from otdd_flash.sinkhorn.anderson import Anderson, FusedAnderson
 from otdd_flash.sinkhorn.penalty import Penalty, best_shift
 from otdd_flash.sinkhorn.recording import Recorder
 from otdd_flash.sinkhorn.schedule import annealing
@@ -203,7 +204,11 @@ class _State:
         )
         self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         self.error = torch.zeros_like(self.mass)
+        self.least = _NEGLIGIBLE * self.mass
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
+        self.vectors = vectors_of(operator, self.cross) if self.rows.hard and self.columns.hard else None
+        self.rows_next = True  # the same on the host, for annealing by kernels
+        self.masks: dict[tuple[bool, ...], Tensor] = {}
         self.passes = 0
         self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
         self.stalled = False
@@ -223,12 +228,20 @@ class _State:
         active = self.cross | last
         if not bool(active.any()):
             return
-        live = active.to(self.a.device)[:, None]
-        self._marginals(epsilon, active, live)
+        live = self._live(active)
         self.passes += 1
+        if self.vectors is not None:
+            sums = self.operator.marginals(self.f, self.g, epsilon, active)
+            self.vectors.anneal(
+                (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * self.rows_next,
+                columns_by=_ANNEALING_OMEGA * (not self.rows_next), symmetric_by=_SYMMETRIC_STEP,
+            )  # fmt: skip
+            self.rows_next = not self.rows_next
+            return
+        self._marginals(epsilon, active, live)
         steps = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
         for potential, step in zip((self.f, self.g), steps, strict=True):
-            potential.add_(torch.where(live, step, 0.0), alpha=epsilon)
+            potential.add_(torch.where(live[:, None] != 0, step, 0.0), alpha=epsilon)
 
     def descend(self, largest: float, epsilon: float, progress: Progress | None) -> None:
         """Anneal the unfinished problems from the start, each stage converged a little."""
@@ -249,7 +262,7 @@ class _State:
         """Passes at one epsilon until all problems are converged, the limit is reached or (if asked) one stalls."""
         active = ~self.done
         iterations = torch.zeros(len(self.mass), dtype=torch.int64)
-        self._evaluate(epsilon, active, active.to(self.a.device)[:, None])
+        self._evaluate(epsilon, active)
         self.passes += 1
         history: list[tuple[float, ...]] = []
         advance = self._advance(epsilon, options)
@@ -277,24 +290,42 @@ class _State:
 
     def _advance(self, epsilon: float, options: SolverOptions) -> Callable[[Tensor], None]:
         """A function that takes one step of the active problems and evaluates them, recorded where that pays."""
-        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
-        recorder = Recorder(self.operator)
-        masks: dict[tuple[bool, ...], Tensor] = {}
+        move, recorder = self._method(epsilon, options), Recorder(self.operator)
 
-        def step(active: Tensor, live: Tensor) -> None:
+        def step(active: Tensor) -> None:
+            move(active)
+            self._evaluate(epsilon, active)
+
+        def advance(active: Tensor) -> None:
+            self._live(active)  # made here: nothing may come from the host while a step is recorded
+            recorder.run(tuple(active.tolist()), lambda: step(active))
+
+        return advance
+
+    def _method(self, epsilon: float, options: SolverOptions) -> Callable[[Tensor], None]:
+        """A function that moves the active problems by a step from where they were evaluated."""
+        if self.vectors is not None and options.relaxation is None:
+            fused = FusedAnderson(self.vectors, float(self.rows_next))
+            return lambda active: fused.advance(
+                (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
+            )
+        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
+
+        def move(active: Tensor) -> None:
             steps = self._residuals(epsilon)
             plain = self._alternate(*steps, options.relaxation or 1.0)
             moves = plain if method is None else method.step(self.f, self.g, steps, plain, self.error, epsilon)
-            for potential, move in zip((self.f, self.g), moves, strict=True):
-                potential.add_(torch.where(live, move, 0.0), alpha=epsilon)
-            self._evaluate(epsilon, active, live)
+            for potential, change in zip((self.f, self.g), moves, strict=True):
+                potential.add_(torch.where(self._live(active)[:, None] != 0, change, 0.0), alpha=epsilon)
 
-        def advance(active: Tensor) -> None:
-            key = tuple(active.tolist())
-            live = masks.setdefault(key, active.to(self.a.device)[:, None])
-            recorder.run(key, lambda: step(active, live))
+        return move
 
-        return advance
+    def _live(self, active: Tensor) -> Tensor:
+        """``(B,)`` int32 on the device, one for an active problem."""
+        key = tuple(active.tolist())
+        if key not in self.masks:
+            self.masks[key] = active.to(self.a.device, torch.int32)
+        return self.masks[key]
 
     def _solution(
         self, epsilon: float, error: Tensor, iterations: Tensor, history: tuple[tuple[float, ...], ...]
@@ -307,18 +338,23 @@ class _State:
             history=history,
         )  # fmt: skip
 
-    def _evaluate(self, epsilon: float, active: Tensor | None = None, live: Tensor | None = None) -> None:
-        """The marginals and the error of the (live) problems at the current potentials, in place."""
-        self._marginals(epsilon, active, live)
-        self.error.copy_(self._marginal_error())
+    def _evaluate(self, epsilon: float, active: Tensor) -> None:
+        """The marginals and the error of the active problems at the current potentials, in place."""
+        live = self._live(active)
+        if self.vectors is None:
+            self._marginals(epsilon, active, live)
+            self.error.copy_(self._marginal_error())
+            return
+        new = self.operator.marginals(self.f, self.g, epsilon, active)
+        torch.div(self.vectors.measure(new, (self.r, self.c), live, self.least), self.mass, out=self.error)
 
-    def _marginals(self, epsilon: float, active: Tensor | None = None, live: Tensor | None = None) -> None:
+    def _marginals(self, epsilon: float, active: Tensor, live: Tensor) -> None:
         """One pass."""
         if not (self.rows.hard and self.columns.hard):
             self._shift()
         marginals = self.operator.marginals(self.f, self.g, epsilon, active)
         for kept, new in zip((self.r, self.c), marginals, strict=True):
-            kept.copy_(new if live is None else torch.where(live, new, kept))
+            kept.copy_(torch.where(live[:, None] != 0, new, kept))
 
     def _shift(self) -> None:
         """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
@@ -350,7 +386,7 @@ class _State:
         f = self.rows.damping(epsilon) * self.operator.softmin(source, epsilon, side="rows")
         self.f.copy_(torch.where(self.symmetric, (self.f + f) / 2, f))
         self.g.copy_(self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns"))
-        self._evaluate(epsilon)
+        self._evaluate(epsilon, torch.ones_like(self.cross))
 
     def _marginal_error(self) -> Tensor:
         """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem.
@@ -361,7 +397,7 @@ class _State:
         if not (self.rows.hard and self.columns.hard):
             g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
             a, b = self.rows.target(a, self.f), self.columns.target(b, g)
-        least = _NEGLIGIBLE * self.mass[:, None]
+        least = self.least[:, None]
         rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
         columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
         return (rows + columns) / self.mass
