@@ -92,3 +92,14 @@ def test_cuda_and_cpu_agree() -> None:
         assert gpu.value == pytest.approx(cpu.value, rel=1e-4)
     with pytest.raises(ValueError, match=r"cuda:0.*cpu"):
         otdd.dataset_distance(a, b.to("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_a_device_that_is_not_the_current_one() -> None:
+    first, second = (
+        otdd.dataset_distance(pictures(900, 5, 0), pictures(700, 7, 1), device=f"cuda:{k}") for k in (0, 1)
+    )
+    assert second.device == "cuda:1"
+    assert second.value == pytest.approx(first.value, rel=1e-9)
+    moved = otdd.gradient_flow(pictures(200, 5, 0).to("cuda:1"), pictures(200, 7, 1).to("cuda:1"), steps=1)
+    assert moved.history[-1]["value"] < moved.history[0]["value"]

@@ -8,7 +8,7 @@ import torch
 
 from otdd_flash.cost import DotProductCost
 from otdd_flash.errors import BackendUnavailableError
-from otdd_flash.ops.base import Backend, Memory, PlanOperator, Precision, Problem
+from otdd_flash.ops.base import Backend, Memory, PlanOperator, Precision, Problem, on_device
 
 
 def make_operator(
@@ -49,15 +49,16 @@ def make_operator(
             raise BackendUnavailableError(f"backend='triton' was asked for but {reason}; use backend='torch'")
         from otdd_flash.ops.fused import FusedOperator
 
-        return FusedOperator.build(
-            cost,
-            problems,
-            epsilon=epsilon,
-            precision=precision,
-            memory=memory,
-            memory_budget=memory_budget,
-            deterministic=deterministic,
-        )
+        with on_device(cost.device):
+            return FusedOperator.build(
+                cost,
+                problems,
+                epsilon=epsilon,
+                precision=precision,
+                memory=memory,
+                memory_budget=memory_budget,
+                deterministic=deterministic,
+            )
     from otdd_flash.ops.blocked import BlockedOperator
 
     return BlockedOperator.build(

@@ -9,9 +9,11 @@ float64 tensors in the operator's own row order, with weight zero (and marginal 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
@@ -20,6 +22,11 @@ Backend = Literal["auto", "torch", "triton"]
 Precision = Literal["auto", "fp64", "fp32", "tf32", "fp16", "fp16x3", "int8"]
 Memory = Literal["auto", "streamed", "cached"]
 Problem = tuple[int, int]
+
+
+def on_device(device: torch.device) -> AbstractContextManager:
+    """Make a GPU the current one for the while: Triton launches on the current one, wherever its arguments are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
 from otdd_flash.kernels.source import ScoreSource
 from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import choices, tuning
-from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem
+from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem, on_device
 from otdd_flash.ops.packing import PackedClouds, pack
 from otdd_flash.ops.plan_product import plan_product
 from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs
@@ -29,6 +30,20 @@ from otdd_flash.ops.tiles import Extent, ceil_div, tile_count
 
 _INTERPRETER_BUDGET = 256 << 20
 _LEAST_PART = 0.1  # of the scores that must fit before some are stored: a second sweep costs two launches
+
+
+_Method = TypeVar("_Method", bound=Callable)
+
+
+def _on_its_device(method: _Method) -> _Method:
+    """Run a method with the operator's GPU as the current one."""
+
+    @wraps(method)
+    def run(self: FusedOperator, *arguments: Any, **named: Any) -> Any:
+        with on_device(self.device):
+            return method(self, *arguments, **named)
+
+    return run  # type: ignore[return-value]
 
 
 class FusedOperator:
@@ -131,6 +146,7 @@ class FusedOperator:
         capacity = max(0, budget // 4 - _spare_scores(stored)) if store else 0
         return cls(cost, problems, packed=packed, capacity=capacity, deterministic=deterministic)
 
+    @_on_its_device
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan of ``f, g``; see :class:`otdd_flash.ops.base.PlanOperator`."""
         _, slope = self.slopes(epsilon)
@@ -150,6 +166,7 @@ class FusedOperator:
                 ordered_sum(sweep.partial, jobs.sums, out, block=config.block_n)
         return sums
 
+    @_on_its_device
     def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
         """Safe half step of all problems; see :class:`otdd_flash.ops.base.PlanOperator`."""
         if side not in ("rows", "columns"):
@@ -171,6 +188,7 @@ class FusedOperator:
         out = (own - value / (slope * math.log(2.0))).view(weights.shape)
         return torch.where(self._inside(rows), out, 0.0)
 
+    @_on_its_device
     def apply_plan(
         self, problem: int, f: Tensor, g: Tensor, epsilon: float, *, v: Tensor | None = None, u: Tensor | None = None
     ) -> PlanProduct:

@@ -28,7 +28,7 @@ from otdd_flash.ops.tiles import ceil_div
 if TYPE_CHECKING:
     from otdd_flash.ops.fused import FusedOperator
 
-_RECTANGLE = (4096, 16384)  # rows and columns of the plan in memory at a time: 128 MiB a piece
+_RECTANGLE = (2048, 16384)  # rows and columns of the plan in memory at a time: 64 MiB a piece
 _SUMS = (2.0**-10, 2.0**5)  # of a row, as a fraction of its weight, between which float16 holds its entries
 ROUNDED_ONCE = ("fp16", "tf32")  # modes whose scores carry ten bits: so may the plan
 _CHUNK = 1 << 23  # elements of the right-hand side handled at a time

@@ -76,6 +76,9 @@ class Record:
         self.converged = self.converged and solution.converged
 
 
+_Term = Callable[[PlanProducts, Wanted, Fields | None, Tensor | None], Fields]
+
+
 @dataclass(eq=False)
 class Derivatives:
     """Gradient and Hessian products of one solved divergence.
@@ -99,7 +102,7 @@ class Derivatives:
         They are the exact gradients of the problem whose weights are the plan's own marginals: these differ from the
         weights given by ``found.marginal_error`` in L1, and the gradients' error is proportional to that.
         """
-        found = self._combine(lambda p, w, _: _gradient(p, w), wanted, None)
+        found = self._combine(lambda p, w, _, onto: _gradient(p, w, onto), wanted, None)
         if not self.found.identical:
             return found
         # one cloud on both sides: both terms are the same sums, taken in another order
@@ -111,8 +114,9 @@ class Derivatives:
     def hessian(self, direction: Fields, wanted: Wanted) -> Fields:
         """The entries asked for of the Hessian times ``s`` directions, each with a leading dimension ``s``."""
 
-        def product(p: PlanProducts, want: Wanted, along: Fields | None) -> Fields:
+        def product(p: PlanProducts, want: Wanted, along: Fields | None, onto: Tensor | None) -> Fields:
             assert along is not None
+            del onto
             if self.stored:
                 p.store()
             return _hessian(p, want, along, self._solve(p))
@@ -130,11 +134,12 @@ class Derivatives:
         one, other = (PlanProducts(self.found, (i, i)) for i in (0, 1))
         return one, other
 
-    def _combine(
-        self, term: Callable[[PlanProducts, Wanted, Fields | None], Fields], wanted: Wanted, direction: Fields | None
-    ) -> Fields:
-        """``cross - (self of x)/2 - (self of y)/2``; the points and weights of a self term count twice."""
-        cross = term(self.cross, wanted, direction)
+    def _combine(self, term: _Term, wanted: Wanted, direction: Fields | None) -> Fields:
+        """``cross - (self of x)/2 - (self of y)/2``; the points and weights of a self term count twice.
+
+        A term may take what it has for the points from what is there, and return nothing for them.
+        """
+        cross = term(self.cross, wanted, direction, None)
         if not self.found.debiased:
             return cross
         out: dict[str, Tensor | None] = dict(zip(Fields._fields, cross, strict=True))
@@ -150,7 +155,7 @@ class Derivatives:
                 continue
             if self.fixed_target and points == "y":
                 continue
-            own = term(p, want, along)
+            own = term(p, want, along, out[points])
             for name, value, factor in (
                 (points, own.x, 1.0), (weights, own.a, 1.0), ("table", own.table, 0.5), ("weight", own.weight, 0.5),
             ):  # fmt: skip
@@ -197,8 +202,10 @@ def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tupl
     return found, (inverse * (rows.T - p.forward(found.x))).T, found.x.T
 
 
-def _gradient(p: PlanProducts, wanted: Wanted) -> Fields:
+def _gradient(p: PlanProducts, wanted: Wanted, onto: Tensor | None) -> Fields:
     """Gradients of ``OT`` of one problem at fixed plan; those of the rows only where it is symmetric.
+
+    The points' gradient is subtracted from ``onto`` where that is given, and not returned.
 
     Features come a group of columns at a time: on a GPU several copies of a large cloud would not fit the promise of
     memory, and scores are cheap beside it.
@@ -206,7 +213,7 @@ def _gradient(p: PlanProducts, wanted: Wanted) -> Fields:
     labels, w = ClassColumns(p) if wanted.table else None, p.cost.feature_weight
     clouds = [p.cost.clouds[i].points for i in p.problem]
     out: dict[str, Tensor] = {}
-    if wanted.x:
+    if wanted.x and onto is None:
         out["x"] = torch.empty(clouds[0].shape, dtype=p.dtype, device=clouds[0].device)
     if wanted.y:
         out["y"] = torch.empty(clouds[1].shape, dtype=p.dtype, device=clouds[1].device)
@@ -220,7 +227,11 @@ def _gradient(p: PlanProducts, wanted: Wanted) -> Fields:
         assert pv is not None
         assert r is not None
         if wanted.x:
-            out["x"][:, columns] = torch.addcmul(pv[:, :d].neg(), r[:, None].to(x.dtype), x).mul_(2 * w)
+            pull = torch.addcmul(pv[:, :d].neg(), r[:, None].to(x.dtype), x).mul_(2 * w)
+            if onto is None:
+                out["x"][:, columns] = pull
+            else:
+                onto[:, columns] -= pull
         if wanted.weight:
             out["weight"] += _mean_distance(x, r, pv)
         if found.ptu is not None and c is not None and wanted.y:

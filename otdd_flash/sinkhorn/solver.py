@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_count, check_number
-from otdd_flash.ops.base import PlanOperator
+from otdd_flash.ops.base import PlanOperator, on_device
 from otdd_flash.ops.steps import vectors_of
 from otdd_flash.sinkhorn.anderson import Anderson, FusedAnderson
 from otdd_flash.sinkhorn.penalty import Penalty, best_shift
@@ -163,6 +163,19 @@ def solve(
             f"epsilon={epsilon:g} is below what float64 resolves of costs up to {largest:g}: take at least "
             f"{_RESOLUTION * largest:.1g}, or an exact solver"
         )
+    with on_device(operator.a.device):
+        return _solve(operator, epsilon, options, initial, progress)
+
+
+def _solve(
+    operator: PlanOperator,
+    epsilon: float,
+    options: SolverOptions,
+    initial: list[Potentials] | None,
+    progress: Progress | None,
+) -> Solution:
+    """Anneal or start warm, iterate, and start again with care where that stalls."""
+    largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
     state = _State(operator, options)
     careful = initial is None and epsilon < _CAREFUL_BELOW * largest
     if initial is not None:
