@@ -58,7 +58,6 @@ def test_five_runs_give_the_same_bits() -> None:
 
 def test_recorded_iterations_equal_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pictures(800, 5, 0), pictures(600, 7, 1)
-    monkeypatch.setattr(recording, "_PAYS_AFTER", 1)
     recorded = otdd.dataset_distance(a, b, tol=1e-5)
     monkeypatch.setattr(recording, "_LARGEST", 0)
     eager = otdd.dataset_distance(a, b, tol=1e-5)

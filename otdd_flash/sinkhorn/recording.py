@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
@@ -11,14 +10,12 @@ import torch
 from otdd_flash.ops import PlanOperator
 
 _LARGEST = 1 << 19  # potentials of all problems together; beyond, passes take longer than their launches
-_PAYS_AFTER = 16  # uses of one step
 
 
 class Recorder:
-    """Runs a step that reads and writes fixed tensors; once it has been used often, as a CUDA graph.
+    """Runs a step that reads and writes fixed tensors; from its second use on, as a CUDA graph.
 
-    Recording and starting a graph takes about as long as twenty eager steps (measured: 20 ms), so the first uses of a
-    key run eagerly; the first of all compiles kernels and fills caches, which must not happen while recording.
+    The first use of a key runs eagerly: it compiles kernels and fills caches, which must not happen while recording.
 
     Args:
         operator: recording needs a GPU, and a backend that never asks the host in a pass.
@@ -27,14 +24,14 @@ class Recorder:
     def __init__(self, operator: PlanOperator) -> None:
         small = operator.a.numel() + operator.b.numel() <= _LARGEST
         self.enabled = operator.a.device.type == "cuda" and operator.info.backend == "triton" and small
-        self.uses: Counter[Hashable] = Counter()
+        self.used: set[Hashable] = set()
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Do ``step``, whose work must depend on ``key`` and on device memory alone."""
-        self.uses[key] += 1
-        if not self.enabled or self.uses[key] <= _PAYS_AFTER:
+        if not self.enabled or key not in self.used:
             step()
+            self.used.add(key)
             return
         if key not in self.graphs:
             self.graphs[key] = _record(step)

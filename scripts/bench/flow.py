@@ -60,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--labels", default="gaussian_diag", choices=("gaussian_diag", "gaussian", "means"))
     parser.add_argument("--tol", type=float, default=1e-2, help="marginal error of a step's solves")
+    parser.add_argument("--precision", default="fp16", help="of the kernels on a GPU")
     parser.add_argument("--rate", type=float, default=0.1, help="first one that the line search tries")
     parser.add_argument("--grow", type=float, default=1.0, help="of the rate from step to step")
     parser.add_argument("--device", default="cuda")
@@ -72,7 +73,8 @@ def report(arguments: argparse.Namespace, result: FlowResult, watch: Stopwatch) 
     values = [row["value"] for row in result.history]
     seconds = [b - a for a, b in itertools.pairwise(watch.stamps)]
     return {
-        "n": result.data.n, "labels": arguments.labels, "tol": arguments.tol, "steps": len(values) - 1,
+        "n": result.data.n, "labels": arguments.labels, "tol": arguments.tol,
+        "precision": arguments.precision, "steps": len(values) - 1,
         "reason": result.reason, "seconds": seconds, "median_seconds": statistics.median(seconds),
         "passes": watch.passes, "peak_MiB": watch.peaks,
         "largest_peak_MiB": max(watch.peaks, default=None), "values": values, "fall": 1 - values[-1] / values[0],
@@ -95,7 +97,10 @@ def main() -> None:
     arguments = parse()
     sets = [otdd.load(name, data_root=arguments.data) for name in ("mnist", "fashion_mnist")]
     source, target = (s.subset(torch.arange(min(arguments.n, s.n))).to(arguments.device) for s in sets)
-    options = otdd.DistanceOptions(memory="streamed", label_distance=arguments.labels, tol=arguments.tol)
+    precision = arguments.precision if arguments.device != "cpu" else "auto"
+    options = otdd.DistanceOptions(
+        memory="streamed", label_distance=arguments.labels, tol=arguments.tol, precision=precision
+    )
     stepper = LineSearch(arguments.rate, grow=arguments.grow)
     watch = Stopwatch()
     flow = Flow(DatasetTransport(target, options), stepper=stepper, projection=Box())

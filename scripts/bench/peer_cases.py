@@ -198,13 +198,13 @@ def _our_gradients(
 ) -> list[Row]:
     x, y = clouds
     rows = []
-    for mode, memory in MODES:
+    for mode, memory, tol in (("fp16", "streamed", 1e-2), *((mode, memory, TOL) for mode, memory in MODES)):
         execution = Execution("triton", mode, memory)
 
-        def run(execution: Execution = execution) -> Divergence:
+        def run(execution: Execution = execution, tol: float = tol) -> Divergence:
             x.grad = None
             result = differentiable_divergence(
-                x, y, epsilon=epsilon, labels=term, execution=execution, options=SolverOptions(tol=TOL)
+                x, y, epsilon=epsilon, labels=term, execution=execution, options=SolverOptions(tol=tol)
             )
             result.value.backward()
             return result.certificate
@@ -214,8 +214,8 @@ def _our_gradients(
         error = gradient_error(found, x.grad, y)
         good = found.converged and error <= (2e-2 if mode == "fp16" else 1e-3)
         rows.append(
-            row(problem, f"otdd-flash {found.info.precision} {found.info.memory}", timing, gate=good, error=error,
-                marginal_error=found.marginal_error)
+            row(problem, f"otdd-flash {found.info.precision} {found.info.memory}, to {tol:g}", timing, gate=good,
+                error=error, marginal_error=found.marginal_error)
         )  # fmt: skip
     return rows
 
@@ -337,10 +337,8 @@ def _flash_hessian(
     always = {"cg_rtol": 0.0, "cg_atol": 0.0}  # its steps go on past convergence, where some lose their footing
     for name, options in (
         ("TF32 streamed, 50 steps", {"allow_tf32": True, **always}),
-        ("float32 streamed, 50 steps", always),
         ("float32, plan in memory, 50 steps", {"use_dense_cg": True, **always}),
         ("TF32 streamed, its tolerance", {"allow_tf32": True}),
-        ("float32 streamed, its tolerance", {}),
         ("float32, plan in memory, its tolerance", {"use_dense_cg": True}),
     ):
 
