@@ -86,13 +86,9 @@ class FusedOperator:
         self.strip = self.stored_config.block_n if whole else 0  # softmin and apply_plan read whole problems
         self._softmin_config = tuning.softmin_config(packed.mode, self.arch, stored=self.strip)
         self._sweeps = self._make_sweeps(stored, streamed, config, deterministic=deterministic)
-        self._partial = torch.empty(sum(s.plan.slots for s in self._sweeps), dtype=torch.float32, device=self.device)
-        rest = self._partial
-        for sweep in self._sweeps:
-            rest = sweep.take_slots(rest)
         self._descriptors: dict[tuple[int, int], object] = {}
         self._tiles = self._store_scores() if stored else None
-        held = (self.a, self.b, self.log_weight, self.alpha, self._exponent, self._partial, self._tiles)
+        held = (self.a, self.b, self.log_weight, self.alpha, self._exponent, self._tiles)
         self.info = OperatorInfo(
             "triton", packed.mode, "cached" if whole else "part-cached" if stored else "streamed",
             packed.bytes + sum(t.numel() * t.element_size() for t in held if t is not None),
@@ -156,14 +152,14 @@ class FusedOperator:
         if active is not None and not active.any():
             return sums
         exponents(f.contiguous(), g.contiguous(), self.alpha, self.log_weight, slope, self._exponent)
-        self._partial.zero_()
         for sweep in self._sweeps:
             jobs, config = sweep.jobs(active, self.device), sweep.config
             if jobs is not None:
                 kernel = stored_marginals if sweep.stored else marginals
                 source = self.source(config, epsilon, stored=sweep.stored)
-                kernel(source, self._exponent, jobs.jobs, sweep.partial, config=config)
-                ordered_sum(sweep.partial, jobs.sums, out, block=config.block_n)
+                slots = torch.zeros(sweep.plan.slots, dtype=torch.float32, device=self.device)
+                kernel(source, self._exponent, jobs.jobs, slots, config=config)
+                ordered_sum(slots, jobs.sums, out, block=config.block_n)
         return sums
 
     @_on_its_device

@@ -41,13 +41,7 @@ class Sweep:
             [extent for _, extent in pieces], config.block_m, config.block_n, deterministic=deterministic,
             slot_bytes=slot_bytes,
         )  # fmt: skip
-        self.partial = torch.empty(0)
         self._lists: dict[tuple[bool, ...] | None, JobList | None] = {}
-
-    def take_slots(self, partial: Tensor) -> Tensor:
-        """Take this sweep's slots from the front of ``partial``; returns the rest."""
-        self.partial = partial[: self.plan.slots]
-        return partial[self.plan.slots :]
 
     def jobs(self, active: Tensor | None, device: torch.device) -> JobList | None:
         """Job list of an activity pattern of the problems, built once; ``None`` where there is nothing to do."""

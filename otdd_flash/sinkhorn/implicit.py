@@ -58,7 +58,7 @@ class ImplicitOptions:
 
 
 DEFAULT_IMPLICIT = ImplicitOptions()
-_GROUP_ELEMENTS = {"cuda": 1 << 24}  # of a cloud's features at a time
+_GROUP_ELEMENTS = {"cuda": 1 << 23}  # of a cloud's features at a time
 
 
 @dataclass
