@@ -59,7 +59,9 @@ def test_verify_finds_what_is_wrong(bench, broken: dict, message: str) -> None:
 def test_the_table_goes_between_its_markers(bench, tmp_path: Path) -> None:
     table = bench("table")
     body = table.markdown(report(GREEN, PEER), "gpu")
-    assert "|  | peer | 9 | 4.5 | 2.5e-01 |  |  |" in body
+    assert "|  | peer | 9 | 4.5 | 2.5e-01 |  |  |  |" in body
+    wrong = {"problem": "P", "solver": "lost", "gate": False, "error": 380.0}
+    assert "|  | lost | wrong |  |  | 3.8e+02 |  |  |" in table.markdown(report(GREEN, wrong), "gpu")
     document = "a\n<!-- measured:gpu:begin -->\nold\n<!-- measured:gpu:end -->\nb\n"
     once = table.insert(document, "gpu", body)
     assert "old" not in once
@@ -78,6 +80,26 @@ def test_no_table_from_a_red_report(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert "red gate" in done.stderr
+
+
+def test_several_reports_make_one_table(tmp_path: Path) -> None:
+    """A peer that is wrong stops nothing; another machine does."""
+    wrong = {"problem": "P", "solver": "lost", "gate": False, "error": 380.0}
+    first, second = report(GREEN, wrong), report({**GREEN, "problem": "Q"})
+    second["cases"] = {"d": second["cases"].pop("c")}
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, made in zip(paths, (first, second), strict=True):
+        path.write_text(json.dumps(made))
+    command = [sys.executable, str(BENCH / "table.py"), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "| P |" in done.stdout
+    assert "| Q |" in done.stdout
+    second["machine"]["gpu"] = "another"
+    paths[1].write_text(json.dumps(second))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "different machines" in done.stderr
 
 
 def test_every_case_is_listed_with_a_summary() -> None:

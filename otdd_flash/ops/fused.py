@@ -24,7 +24,7 @@ from otdd_flash.kernels.stored_marginals import stored_marginals
 from otdd_flash.ops import choices, tuning
 from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem, on_device
 from otdd_flash.ops.packing import PackedClouds, pack
-from otdd_flash.ops.plan_product import plan_product
+from otdd_flash.ops.plan_product import PlanRows
 from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs
 from otdd_flash.ops.tiles import Extent, ceil_div, tile_count
 
@@ -87,6 +87,7 @@ class FusedOperator:
         self._softmin_config = tuning.softmin_config(packed.mode, self.arch, stored=self.strip)
         self._sweeps = self._make_sweeps(stored, streamed, config, deterministic=deterministic)
         self._descriptors: dict[tuple[int, int], object] = {}
+        self._plans: dict[tuple[int, bool], tuple[tuple, PlanRows]] = {}
         self._tiles = self._store_scores() if stored else None
         held = (self.a, self.b, self.log_weight, self.alpha, self._exponent, self._tiles)
         self.info = OperatorInfo(
@@ -192,9 +193,23 @@ class FusedOperator:
         i, j = self.problems[problem]
         if i == j:
             g = f
-        pv, r = (None, None) if v is None else plan_product(self, problem, f, g, epsilon, v, transposed=False)
-        ptu, c = (None, None) if u is None else plan_product(self, problem, g, f, epsilon, u, transposed=True)
+        pv, r = (None, None) if v is None else self._plan_rows(problem, (f, g), epsilon, transposed=False).times(v)
+        ptu, c = (None, None) if u is None else self._plan_rows(problem, (g, f), epsilon, transposed=True).times(u)
         return PlanProduct(pv, ptu, r, c)
+
+    def _plan_rows(
+        self, problem: int, potentials: tuple[Tensor, Tensor], epsilon: float, *, transposed: bool
+    ) -> PlanRows:
+        """The plan as it was last prepared, where it is the same: linear solvers multiply one plan many times."""
+        state = epsilon, tuple(potential._version for potential in potentials)
+        kept = self._plans.get((problem, transposed))
+        if kept is not None:
+            known, rows = kept
+            if known == state and all(p is q for p, q in zip(rows.potentials, potentials, strict=True)):
+                return rows
+        rows = PlanRows(self, problem, potentials, epsilon, transposed=transposed)
+        self._plans[problem, transposed] = state, rows
+        return rows
 
     def of_problem(self, values: Tensor, problem: int) -> tuple[Tensor, Tensor]:
         """The rows' and the columns' part, for one problem, of values in the flat layout of all."""

@@ -11,6 +11,7 @@ the weights.
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,68 +67,66 @@ class Halves:
         return cls(high, low, shift)
 
 
-def plan_product(
-    operator: FusedOperator, problem: int, left: Tensor, right: Tensor, epsilon: float, values: Tensor, *,
-    transposed: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``(P V, P 1)`` of a problem, or of its transpose; potentials, values and results in the clouds' order.
+class PlanRows:
+    """The plan of one problem, or its transpose, with all that does not depend on what it is multiplied with.
 
     Args:
         operator: packed clouds, and stored scores where there are any.
         problem: position of the problem.
-        left: ``(n,)`` potential of the rows of the product.
-        right: ``(m,)`` the other potential.
+        potentials: of the rows of the product and of its columns, in the clouds' order.
         epsilon: in units of the cost.
-        values: ``(m, w)`` float32 or float64.
         transposed: the rows of the product are the columns of the problem.
-
-    Returns:
-        ``(n, w)`` in the dtype of ``values``, and ``(n,)`` float64.
     """
-    side = _Sides(operator, problem, epsilon, transposed=transposed)
-    if values.dim() != 2 or len(values) != side.m:
-        raise ValueError(f"the matrix must have one row for each of the {side.m} points, got {tuple(values.shape)}")
-    factor = operator.cost.clouds[side.i].weights * 2.0**-SHIFT
-    sums, out = side.multiply(left, right, values)
-    share = sums * 2.0**-SHIFT
-    wrong = ~((share >= _SUMS[0]) & (share <= _SUMS[1])) & (factor > 0)  # NaN is wrong too
-    if bool(wrong.any()):
-        safe = side.half_step(right)
-        sums, out = side.multiply(safe, right, values)
-        factor = factor * ((left - safe) / epsilon).exp()
-    out.mul_(factor[:, None].to(out.dtype))
-    return out, sums * factor
 
-
-class _Sides:
-    """One problem as seen from the rows of the product."""
-
-    def __init__(self, operator: FusedOperator, problem: int, epsilon: float, *, transposed: bool) -> None:
-        self.operator, self.problem, self.epsilon, self.transposed = operator, problem, epsilon, transposed
+    def __init__(
+        self, operator: FusedOperator, problem: int, potentials: tuple[Tensor, Tensor], epsilon: float, *,
+        transposed: bool,
+    ) -> None:  # fmt: skip
+        self.operator: FusedOperator = weakref.proxy(operator)  # it keeps this: a cycle would hold its GPU memory
+        self.problem, self.epsilon, self.transposed = problem, epsilon, transposed
         self.i, self.j = operator.problems[problem][::-1] if transposed else operator.problems[problem]
         self.n, self.m = (operator.cost.clouds[k].n for k in (self.i, self.j))
         self.extent = operator.extents[problem]
         self.exact = operator.packed.mode not in ROUNDED_ONCE
+        self.potentials = potentials
+        self.factor = operator.cost.clouds[self.i].weights * 2.0**-SHIFT
+        self._sides = self._exponents(*potentials)
+        self._in_range = False
 
-    def half_step(self, right: Tensor) -> Tensor:
-        """The potential of the rows that meets their marginals, by a running maximum."""
+    def times(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``(P V, P 1)`` for ``V (m, w)``: ``(n, w)`` in the dtype of ``V`` and ``(n,)`` float64."""
+        if values.dim() != 2 or len(values) != self.m:
+            raise ValueError(f"the matrix must have one row for each of the {self.m} points, got {tuple(values.shape)}")
+        sums, out = self._multiply(values)
+        if not self._in_range:
+            self._in_range = True
+            share = sums * 2.0**-SHIFT
+            wrong = ~((share >= _SUMS[0]) & (share <= _SUMS[1])) & (self.factor > 0)  # NaN is wrong too
+            if bool(wrong.any()):
+                self._normalise()
+                sums, out = self._multiply(values)
+        out.mul_(self.factor[:, None].to(out.dtype))
+        return out, sums * self.factor
+
+    def _normalise(self) -> None:
+        """Let the rows sum to exactly their scale, by the potential that meets their marginals: a safe half step."""
+        left, right = self.potentials
         op, rows = self.operator, not self.transposed
         like = op.b if rows else op.a
         batch = torch.zeros_like(like)
         batch[self.problem] = (op.pack_columns if rows else op.pack_rows)(right, self.problem)
         found = op.softmin(batch, self.epsilon, side="rows" if rows else "columns")[self.problem]
-        return (op.unpack_rows if rows else op.unpack_columns)(found, self.problem)
+        safe = (op.unpack_rows if rows else op.unpack_columns)(found, self.problem)
+        self.factor = self.factor * ((left - safe) / self.epsilon).exp()
+        self._sides = self._exponents(safe, right)
 
-    def multiply(self, left: Tensor, right: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _multiply(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Row sums ``(n,)`` float64 and the product ``(n, w)``, both for rows of weight ``2^SHIFT``."""
-        op, width = self.operator, values.shape[1]
-        sides = self._exponents(left, right)
-        if width <= tuning.WIDEST_IN_KERNEL:
-            out, sums = self._in_kernel(sides, values)
-        else:
-            out, sums = self._through_memory(sides, values)
+        width = values.shape[1]
+        narrow = width <= tuning.WIDEST_IN_KERNEL
+        out, sums = (self._in_kernel if narrow else self._through_memory)(self._sides, values)
         out, sums = out[: self.n].to(values.dtype), sums[: self.n]
-        order = op.packed.order[self.i]
+        order = self.operator.packed.order[self.i]
         if order is None:
             return sums, out
         product, mass = torch.empty_like(out), torch.empty_like(sums)

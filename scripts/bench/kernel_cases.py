@@ -110,7 +110,8 @@ def images_iteration(settings: Settings) -> list[Row]:
             f0, g0, points = operator.unpack_rows(f[0], 0), operator.unpack_columns(g[0], 0), sets[1].x.double()
             for columns in (784, 1):
                 apply = partial(operator.apply_plan, 0, f0, g0, epsilon, v=points[:, :columns])
-                timing, (out, _) = timed(apply, repeats=2)
+                timing, product = timed(apply, repeats=2)
+                out = product.pv
                 inside = bool((out * n >= -1e-3).all() and (out * n <= 1 + 1e-3).all())  # means of pixels in [0, 1]
                 rows.append(row(f"images, plan times {columns} columns{labels}", solver, timing, gate=inside))
             del operator

@@ -1,6 +1,8 @@
-"""Check a benchmark's JSON: every case ran, every gate is green, no ratio or time stands on a red one.
+"""Check a benchmark's JSON: every case ran, our gates are green, no ratio or time stands on a red one.
 
-python scripts/bench/verify.py gpu.json [cpu.json ...]
+A peer that comes out wrong is a result, and is reported without a time.
+
+    python scripts/bench/verify.py gpu.json [cpu.json ...]
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import math
 import sys
 from pathlib import Path
 from typing import Any
+
+OURS = "otdd-flash"
 
 
 def problems_of(report: dict[str, Any]) -> list[str]:
@@ -27,7 +31,8 @@ def problems_of(report: dict[str, Any]) -> list[str]:
         for row in case["rows"]:
             where = f"{name}: {row['problem']}, {row['solver']}"
             if not row["gate"]:
-                found.append(f"{where}: red gate")
+                if row["solver"].startswith(OURS):
+                    found.append(f"{where}: red gate")
                 if "ms" in row:
                     found.append(f"{where}: a time on a red gate")
             elif "ms" in row and not (0 < row["ms"] < math.inf and row["q20"] <= row["ms"] <= row["q80"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -169,6 +170,25 @@ def test_apply_plan(mode, memory, width, monkeypatch):
         only = op.apply_plan(p, oracle.f, oracle.g, eps, v=v)
         assert only.ptu is None
         assert only.c is None
+
+
+def test_a_plan_is_prepared_once_and_anew_where_its_potentials_change() -> None:
+    cost = make_cost([40, 150], 20, 3)
+    op, oracles, _, _, eps = build(cost, [(0, 1)])
+    oracle, v = oracles[0], torch.ones(150, 1, dtype=torch.float64)
+    f, g = oracle.f.clone(), oracle.g.clone()
+    op.apply_plan(0, f, g, eps, v=v)
+    prepared = op._plans[0, False][1]
+    assert relative(op.apply_plan(0, f, g, eps, v=2 * v).pv, 2 * oracle.P @ v) < EXACT
+    assert op._plans[0, False][1] is prepared
+    f += eps  # in place
+    assert relative(op.apply_plan(0, f, g, eps, v=v).pv, math.e * oracle.P @ v) < EXACT
+    f -= eps
+    halved = oracle.P.square() / (oracle.a[:, None] * oracle.b)
+    assert relative(op.apply_plan(0, f, g, eps / 2, v=v).pv, halved @ v) < EXACT
+    gone = weakref.ref(op)
+    del op
+    assert gone() is None  # at once, not when the garbage collector comes round
 
 
 @pytest.mark.parametrize("width", [3, 130])
