@@ -54,7 +54,7 @@ class Halves:
         """Split ``values`` with rows in ``order``, a block of rows at a time."""
         rows, columns = values.shape
         peak = torch.linalg.vector_norm(values, math.inf, dim=0).to(torch.float32)
-        shift = torch.where(peak > 0, 14.0 - torch.frexp(peak)[1], 0.0)
+        shift = torch.where(peak > 0, 14.0 - torch.frexp(peak)[1], 0.0).clamp_max(126.0)
         scale = torch.exp2(shift).to(values.dtype)
         high = torch.zeros(shape, dtype=torch.float16, device=values.device)
         low = torch.zeros_like(high)

@@ -172,6 +172,19 @@ def test_apply_plan(mode, memory, width, monkeypatch):
         assert only.c is None
 
 
+def test_columns_of_any_size() -> None:
+    """Each column of the right-hand side has its own power of two."""
+    cost = make_cost([40, 150], 20, 3)
+    op, oracles, _, _, eps = build(cost, [(0, 1)])
+    v = torch.rand(150, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    v *= torch.tensor([1e-40, 1e-6, 0.0, 1e30], dtype=torch.float64)
+    found, expected = op.apply_plan(0, oracles[0].f, oracles[0].g, eps, v=v).pv, oracles[0].P @ v
+    for column in (1, 3):
+        assert relative(found[:, column], expected[:, column]) < EXACT
+    assert not found[:, 2].any()
+    assert (found[:, 0] - expected[:, 0]).abs().max() < 1e-40
+
+
 def test_a_plan_is_prepared_once_and_anew_where_its_potentials_change() -> None:
     cost = make_cost([40, 150], 20, 3)
     op, oracles, _, _, eps = build(cost, [(0, 1)])
