@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import QuantileTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
 
 from otdd_flash import dataset_distance, from_arrays, from_dataframe, load
 from otdd_flash.data.features import Batching, Features, TransformerEmbedder, table_pair, table_pipeline
@@ -87,9 +87,20 @@ def test_transformers_that_cannot_serve_are_refused() -> None:
         Features(StandardScaler()).apply(a, blob(d=4))
     with pytest.raises(ValueError, match=re.escape("is fitted on sets of one width, got [6, 4] features")):
         Features(StandardScaler(), fit_on="both").apply(a, blob(d=4))
-    with pytest.raises(ValueError, match=re.escape("must give (40, k), one row a sample, got shape (39, 6)")):
+    with pytest.raises(ValueError, match=re.escape("one row a sample and k >= 1, got shape (39, 6)")):
         Features(Broken()).apply(a, a)
+    with pytest.raises(ValueError, match=re.escape("k >= 1, got shape (40, 0)")):
+        Features(FunctionTransformer(lambda x: x[:, :0])).apply(a, a)
     assert TransformerEmbedder(PCA(2)).fitted(a).embed(a, Batching(progress=False)).shape == (40, 2)
+
+
+def test_a_transformer_that_works_in_place_leaves_the_data_alone() -> None:
+    rows = RNG.normal(3, 2, size=(20, 4))
+    before, a = rows.copy(), from_arrays(rows, np.arange(20) % 2)
+    found = Features(StandardScaler(copy=False)).apply(a, a)[0]
+    assert np.allclose(found.x.numpy(), (before - before.mean(0)) / before.std(0))
+    assert np.array_equal(rows, before)
+    assert np.array_equal(a.x.numpy(), before)
 
 
 def test_categories_and_numbers_count_alike() -> None:
@@ -163,6 +174,10 @@ def test_frames_that_do_not_fit_are_refused_by_column() -> None:
         (data.drop(columns="label"), "no column 'label'"),
         (data.assign(kind=pandas.Timestamp("2020-01-01")), "column 'kind' holds datetime64"),
         (data.assign(kind=3), "column 'kind' holds values of several kinds, ['int', 'str']"),
+        (pandas.concat([data, data[["size"]]], axis=1), "column 'size' is there twice"),
+        (data.assign(size=[np.inf] + [1.0] * 19), "column 'size' has 1 infinite values"),
+        (data.assign(kind=[["a"]] * 20), "column 'kind' holds values that are no categories: "),
+        (data[:0], "target has no rows"),
     ]
     for other, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -175,6 +190,10 @@ def test_frames_that_do_not_fit_are_refused_by_column() -> None:
         table_pair(data, data, label="label", fit_on="left")
     with pytest.raises(ValueError, match="categorical column 'hue' is not among the features"):
         table_pipeline(data, exclude=["label"], categorical=["hue"])
+    with pytest.raises(TypeError, match=re.escape("exclude must be a list of columns, got the string 'label'")):
+        table_pipeline(data, exclude="label")
+    with pytest.raises(TypeError, match="categorical must be a list of columns, got the string 'kind'"):
+        table_pipeline(data, categorical="kind")
     with pytest.raises(ValueError, match="no feature column is left"):
         table_pipeline(data[["label"]], exclude=["label"])
     with pytest.raises(ValueError, match="needs a data frame"):

@@ -6,6 +6,7 @@ distance of 2 in a standardised number, and of ``2 (1 - sum_c p_c^2) <= 2`` in a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -38,10 +39,15 @@ def table_pipeline(
         ``Pipeline``.
 
     Raises:
-        ValueError: no frame, columns that differ or are not there, missing values, columns of no usable kind.
+        TypeError: a string where a list of columns is meant.
+        ValueError: no frame, columns that differ, are not there or are there twice, missing or infinite values, columns
+            of no usable kind.
     """
     if not frames:
         raise ValueError("table_pipeline needs a data frame, as a rule two: table_pipeline(source, target)")
+    for name, given in (("exclude", exclude), ("categorical", categorical)):
+        if isinstance(given, str):
+            raise TypeError(f"{name} must be a list of columns, got the string {given!r}: give [{given!r}]")
     columns = _columns(frames, exclude)
     chosen = _categorical(frames, columns) if categorical is None else list(categorical)
     lost = [column for column in chosen if column not in columns]
@@ -119,12 +125,18 @@ def _frame(side: Any, name: str) -> Any:
         side = side.to_pandas()
     if not hasattr(side, "iloc"):
         raise TypeError(f"{name} must be a pandas data frame, got {type(side).__name__}")
+    if not len(side):
+        raise ValueError(f"{name} has no rows")
     return side.reset_index(drop=True)
 
 
 def _columns(frames: Sequence[Any], exclude: Sequence[str]) -> list[str]:
     """Feature columns in the order of the first frame; the others must have them too."""
     first = list(frames[0].columns)
+    for frame in frames:
+        twice = frame.columns[frame.columns.duplicated()].tolist()
+        if twice:
+            raise ValueError(f"column {twice[0]!r} is there twice: give each column a name of its own")
     for column in exclude:
         if any(column not in frame.columns for frame in frames):
             raise ValueError(f"no column {column!r} among {first[:40]} of every frame")
@@ -160,6 +172,9 @@ def _categorical(frames: Sequence[Any], columns: Sequence[str]) -> list[str]:
 
 def _refuse_missing(frames: Sequence[Any], column: str) -> None:
     count = sum(int(frame[column].isna().sum()) for frame in frames)
+    infinite = sum(int(frame[column].isin([math.inf, -math.inf]).sum()) for frame in frames)
+    if infinite:
+        raise ValueError(f"column {column!r} has {infinite} infinite values: drop the rows or bound them")
     if count:
         raise ValueError(
             f"column {column!r} has {count} missing values: drop the rows, fill them, or put an imputer in a pipeline "
@@ -173,7 +188,10 @@ def _categories(frames: Sequence[Any], column: str) -> Any:
     Raises:
         ValueError: values of several kinds, which have no order.
     """
-    values = {value for frame in frames for value in frame[column].tolist()}
+    try:
+        values = {value for frame in frames for value in frame[column].tolist()}
+    except TypeError as error:
+        raise ValueError(f"column {column!r} holds values that are no categories: {error}") from error
     kinds = sorted({type(value).__name__ for value in values})
     if len(kinds) > 1:
         raise ValueError(f"column {column!r} holds values of several kinds, {kinds}: bring them to one")

@@ -63,7 +63,8 @@ class TransformerEmbedder(Embedder):
                 f"{self.name} was fitted on {expected} features, {dataset.name} has {dataset.d}: give each side its "
                 "own with embedder= and target_embedder=, both to one width"
             )
-        return as_rows(self.transformer.transform(dataset.x.detach().cpu().numpy()), dataset.n, self.name)
+        rows = dataset.x.detach().cpu().numpy().copy()  # transformers may work in place (copy=False)
+        return as_rows(self.transformer.transform(rows), dataset.n, self.name)
 
 
 def is_transformer(value: Any) -> bool:
@@ -89,8 +90,8 @@ def as_rows(outputs: Any, n: int, name: str) -> Tensor:
         ValueError: another number of rows or axes.
     """
     x = as_tensor(outputs)
-    if x.ndim != 2 or len(x) != n:
-        raise ValueError(f"{name} must give ({n}, k), one row a sample, got shape {tuple(x.shape)}")
+    if x.ndim != 2 or len(x) != n or not x.shape[1]:
+        raise ValueError(f"{name} must give ({n}, k), one row a sample and k >= 1, got shape {tuple(x.shape)}")
     return x if x.dtype in (torch.float32, torch.float64) else x.double()
 
 
