@@ -52,6 +52,8 @@ class DriftCheck:
         **overrides: Any,
     ) -> None:
         self.options = replace(options or CheckOptions(), **overrides)
+        if not isinstance(reference, LabeledDataset):
+            raise TypeError(f"reference must be a LabeledDataset, got {type(reference).__name__}: see from_arrays")
         kept = Reservoir(self.options.max_samples, f"reference {self.options.seed}")
         kept.add(reference)
         self.reference = kept.dataset(reference.name)

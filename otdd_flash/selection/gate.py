@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from otdd_flash.checks import check_count, check_number
+
 
 @dataclass(frozen=True)
 class CheckOptions:
@@ -41,19 +43,28 @@ class CheckOptions:
     null: str = "pooled"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must lie in (0, 1), got {self.alpha}")
-        if self.permutations < 0 or (self.threshold is None and self.alpha < 1 / (1 + self.permutations)):
+        self._check_numbers()
+        if self.threshold is None and self.alpha < 1 / (1 + self.permutations):
             raise ValueError(
                 f"{self.permutations} permutations cannot give a p-value of {self.alpha} or less: take at least "
                 f"{math.ceil(1 / self.alpha) - 1}, or gate on a threshold"
             )
-        if not (self.relative_epsilon > 0 and math.isfinite(self.relative_epsilon)):
-            raise ValueError(f"relative_epsilon must be positive and finite, got {self.relative_epsilon}")
         if self.null not in ("pooled", "reference"):
             raise ValueError(f"null must be pooled or reference, got {self.null!r}")
-        if self.max_samples < 2:
-            raise ValueError(f"max_samples must be at least 2, got {self.max_samples}")
+
+    def _check_numbers(self) -> None:
+        """Each by itself."""
+        check_number("alpha", self.alpha, high=1.0)
+        check_number("threshold", self.threshold, low=-math.inf, optional=True)
+        check_count("permutations", self.permutations, least=0)
+        check_number("relative_epsilon", self.relative_epsilon)
+        for name in ("feature_weight", "label_weight"):
+            value = getattr(self, name)
+            if value != 0:
+                check_number(name, value)
+        check_count("max_samples", self.max_samples, least=2)
+        check_number("tol", self.tol, high=1.0)
+        check_count("seed", self.seed, least=0)
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,23 @@ def test_options_are_checked() -> None:
         otdd.check(a, draw(20, 1, d=5))
     with pytest.raises(TypeError, match="features and labels"):
         DriftCheck(a).update(a.x)
+    with pytest.raises(TypeError, match="reference must be a LabeledDataset, got Tensor"):
+        otdd.check(a.x, a)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threshold", float("nan")), ("threshold", "high"), ("permutations", 99.5), ("permutations", "99"),
+        ("tol", float("nan")), ("tol", -1.0), ("feature_weight", -1.0), ("label_weight", float("nan")),
+        ("relative_epsilon", None), ("max_samples", 2.5), ("seed", 1.5), ("seed", -1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("null", ["pooled", "reference"])
+def test_an_option_that_is_no_such_number_is_refused_by_name(null: str, name: str, value: object) -> None:
+    """A gate at NaN would never be exceeded, and a negative weight draws what is apart together."""
+    with pytest.raises((TypeError, ValueError), match=f"^{name}.* must be .*got"):
+        otdd.check(draw(40, 0), draw(10, 1), null=null, cache=None, **{name: value})
 
 
 def test_all_samples_in_one_place() -> None:
