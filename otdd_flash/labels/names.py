@@ -134,7 +134,7 @@ def _embed(embedder: Any, texts: list[str]) -> tuple[Tensor, str]:
         found, name = _sentences(embedder, texts), str(embedder.name)
     else:
         found, name = embedder(list(texts)), _title(embedder)
-    vectors = torch.as_tensor(found).detach().to("cpu", torch.float64)
+    vectors = _as_numbers(found, name)
     if vectors.ndim != 2 or len(vectors) != len(texts):
         raise ValueError(f"embedder {name} must give ({len(texts)}, k), one row a name, got {tuple(vectors.shape)}")
     norms = vectors.norm(dim=1)
@@ -142,6 +142,24 @@ def _embed(embedder: Any, texts: list[str]) -> tuple[Tensor, str]:
     if bad:
         raise ValueError(f"embedder {name} gave no direction for the class name {texts[bad[0]]!r}")
     return vectors / norms[:, None], name
+
+
+def _as_numbers(found: Any, name: str) -> Tensor:
+    """What an embedder gave as float64 on the host.
+
+    Raises:
+        ValueError: no array of real numbers; ``name`` says whose.
+    """
+    if isinstance(found, list | tuple) and found and all(isinstance(row, Tensor) for row in found):
+        found = [row.tolist() for row in found]
+    try:
+        vectors = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(found).__name__
+        raise ValueError(f"embedder {name} must give numbers, one row a name, got {kind}: {error}") from error
+    if vectors.is_complex():
+        raise ValueError(f"embedder {name} must give real numbers, got {vectors.dtype}")
+    return vectors.detach().to("cpu", torch.float64)
 
 
 @functools.lru_cache(maxsize=2)  # loading a model takes seconds, and distances come in series

@@ -120,6 +120,10 @@ def test_embedders_that_cannot_serve_are_refused() -> None:
         (lambda names: torch.zeros(len(names), 2), "gave no direction for the class name 'cat'"),
         (lambda names: torch.full((len(names), 2), torch.nan), "gave no direction"),
         (lambda names: torch.ones(len(names)), r"must give \(4, k\), one row a name, got \(4,\)"),
+        (lambda names: None, r"embedder .* must give numbers, one row a name, got NoneType"),
+        (lambda names: names, "must give numbers, one row a name, got list"),
+        (lambda names: [[1.0] * (1 + i) for i, _ in enumerate(names)], "must give numbers"),
+        (lambda names: torch.ones(len(names), 2, dtype=torch.complex64), "must give real numbers, got torch.complex64"),
         ("pca:3", "embedder='pca:3' is none of texts"),
         ("raw", "embedder='raw' is none of texts"),
         ("magic", "embedder='magic' is not known"),
@@ -132,6 +136,14 @@ def test_embedders_that_cannot_serve_are_refused() -> None:
     for scale in (0.0, -1.0, "auto", float("nan")):
         with pytest.raises(ValueError, match="scale must be"):
             ClassNames(embed, scale=scale)
+
+
+def test_an_embedder_may_give_a_list_of_rows() -> None:
+    rows = ClassNames(lambda names: list(torch.as_tensor(embed(names))))
+    assert torch.equal(
+        label_distances(PETS, WOODS, method=rows).joint(),
+        label_distances(PETS, WOODS, method=ClassNames(embed)).joint(),
+    )
 
 
 def test_names_that_play_no_part_are_said() -> None:
