@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ _SIDES: tuple[tuple[tuple[int, int], str, str], ...] = (
     ((0, 6), "center", "bottom"), ((0, -6), "center", "top"), ((7, 0), "left", "center"), ((-7, 0), "right", "center"),
 )  # fmt: skip
 _MAP_LETTERS = 9  # points of print
+# Control characters, halves of surrogate pairs, and orders to write backwards: none of them belongs in a name.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _LONGEST = 32  # characters of a name; the rest of a longer one is left out
 
 
@@ -273,9 +276,15 @@ def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, An
         yield figure, axes
 
 
+def printable(text: str) -> str:
+    """``text`` with a mark in place of what neither a figure nor a page can hold."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def _short(names: Sequence[str]) -> list[str]:
     """Names that leave room for the figure."""
-    return [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names]
+    shown = [printable(name) for name in names]
+    return [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in shown]
 
 
 def _sides(points: Tensor, names: Sequence[str]) -> list[int]:

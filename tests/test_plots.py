@@ -121,6 +121,14 @@ def test_names_are_neither_formulas_nor_endless(matrix: otdd.DistanceMatrix, tmp
         assert "…" in text
 
 
+def test_names_with_halves_of_characters_are_drawn(matrix: otdd.DistanceMatrix, tmp_path: Path) -> None:
+    """A file name that is no UTF-8 comes with lone surrogates, which a font cannot take."""
+    names = ("caf\udce9", "nul\x00", "\u202eback", "plain")
+    for figure in (plots.heat_map, plots.dendrogram, plots.set_map):
+        named = figure(otdd.DistanceMatrix(**{**vars(matrix), "names": names}))
+        assert "caf\N{REPLACEMENT CHARACTER}" in plots.save(named, tmp_path / "a.svg").read_text()
+
+
 def test_axes_are_dark_enough_in_both_themes(matrix: otdd.DistanceMatrix) -> None:
     """Ticks are made while drawing, when the theme's settings are gone."""
     for theme, ink in (("light", "#1f2328"), ("dark", "#e6e8eb")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from otdd_flash.distance import DistanceResult
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix import DistanceMatrix
 from otdd_flash.palette import COLOURS, LEVELS, Theme, ink_on
+from otdd_flash.plots import printable
 from otdd_flash.reporting.blocks import Facts, Folded, Part, Section
 from otdd_flash.reporting.distance import distance_part
 from otdd_flash.reporting.matrix import matrix_part
@@ -29,8 +29,6 @@ from otdd_flash.selection.values import SampleValues
 from otdd_flash.types import LabeledDataset
 
 TOP = 12  # samples shown of each end
-# Control characters, halves of surrogate pairs, and orders to write backwards: none of them belongs in a name.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def report(
@@ -72,11 +70,12 @@ def report(
     """
     place = check_place(path)
     text = render(results, title=title, top=top, pictures=pictures)
-    unfinished = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+    final = place.resolve()  # a link stays one
+    unfinished = final.with_name(f".{uuid.uuid4().hex}")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        final.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(unfinished, place)
+        os.replace(unfinished, final)
     except OSError as error:
         raise _unwritable(place, error) from error
     finally:
@@ -99,7 +98,7 @@ def render(
         title=title or parts[0].title, alerts=list(dict.fromkeys(alert for part in parts for alert in part.alerts)),
         sections=[*sections, _parameters(parts)], style=_style(), version=otdd_flash.__version__,
     )  # fmt: skip
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return printable(text)
 
 
 def require() -> None:
@@ -112,11 +111,13 @@ def check_place(path: str | os.PathLike[str]) -> Path:
     """``path`` as one that a page can be written to.
 
     Raises:
-        OSError: a folder, or a place below something that is no folder.
+        OSError: a folder, a device or pipe, or a place below something that is no folder.
     """
     place = Path(path)
     if place.is_dir():
         raise IsADirectoryError(f"cannot write the report to {place}: it is a folder, name a file in it")
+    if place.exists() and not place.is_file():
+        raise OSError(f"cannot write the report to {place}: it is no regular file")
     parent = next((folder for folder in place.absolute().parents if folder.exists()), None)
     if parent is not None and not parent.is_dir():
         raise NotADirectoryError(f"cannot write the report to {place}: {parent} is no folder")

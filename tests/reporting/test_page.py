@@ -296,6 +296,22 @@ def test_paths_that_cannot_be_written_are_named(results: Results, tmp_path: Path
             report(results.distance, place)
 
 
+def test_links_are_followed_and_pipes_are_left_alone(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "page.html").symlink_to(tmp_path / "kept" / "page.html")
+    assert report(results.distance, tmp_path / "page.html") == tmp_path / "page.html"
+    assert (tmp_path / "page.html").is_symlink()
+    assert (tmp_path / "kept" / "page.html").read_text().startswith("<!")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"):
+        report(results.distance, tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_name_as_long_as_the_file_system_takes(results: Results, tmp_path: Path) -> None:
+    assert report(results.distance, tmp_path / ("n" * 250 + ".html")).is_file()
+
+
 @pytest.mark.parametrize("step", ["write_text", "replace"])
 def test_a_failure_leaves_the_old_page_and_no_half(
     step: str, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
