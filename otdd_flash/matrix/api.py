@@ -27,6 +27,7 @@ from otdd_flash.matrix.store import Store
 from otdd_flash.matrix.worker import Worker
 from otdd_flash.progress import counter
 from otdd_flash.screening import Screen
+from otdd_flash.screening.cut import check_screen
 
 log = logging.getLogger("otdd_flash")
 
@@ -79,6 +80,7 @@ def pairwise(
     (('a', 'b', 'all'), True, True)
     """
     chosen = make_options(options, overrides, stored=folder is not None)
+    check_screen(screen)
     part = _parse_shard(shard)
     if part != (0, 1) and folder is None:
         raise ValueError("shard needs folder: that is where the parts meet")

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count
+
 Method = Literal["sliced", "moments"]
 
 
@@ -28,6 +30,7 @@ class Screen:
         quantiles: points at which projections are compared; a set is summed up by ``projections * quantiles`` numbers.
 
     Raises:
+        TypeError: not a number where one is due.
         ValueError: a number out of its range, or an unknown method.
     """
 
@@ -41,14 +44,14 @@ class Screen:
         fraction = isinstance(self.keep, float) and 0 < self.keep < 1
         if isinstance(self.keep, bool) or not (fraction or (isinstance(self.keep, int) and self.keep >= 1)):
             raise ValueError(f"screen.keep must be a positive count or a fraction in (0, 1), got {self.keep!r}")
+        if isinstance(self.margin, bool) or not isinstance(self.margin, int | float):
+            raise TypeError(f"screen.margin must be a number, got {self.margin!r}")
         if not (self.margin >= 0 and math.isfinite(self.margin)):
             raise ValueError(f"screen.margin must be at least 0 and finite, got {self.margin}")
         if self.method not in ("sliced", "moments"):
             raise ValueError(f"screen.method must be sliced or moments, got {self.method!r}")
-        if self.projections < 1 or self.quantiles < 1:
-            raise ValueError(
-                f"screen.projections and screen.quantiles must be positive, got {self.projections}, {self.quantiles}"
-            )
+        check_count("screen.projections", self.projections)
+        check_count("screen.quantiles", self.quantiles)
 
     def count(self, items: int) -> int:
         """How many of ``items`` are kept, near ties aside."""
@@ -66,6 +69,16 @@ class Cut:
     kept: tuple[int, ...]
     near_ties: int
     left: int
+
+
+def check_screen(screen: Any) -> None:
+    """Refuse what is no screen.
+
+    Raises:
+        TypeError: another thing than a :class:`Screen` or ``None``.
+    """
+    if screen is not None and not isinstance(screen, Screen):
+        raise TypeError(f"screen must be an otdd_flash.Screen or None, got {screen!r}: Screen(keep=20) is one")
 
 
 def cut(values: Sequence[float], screen: Screen) -> Cut:

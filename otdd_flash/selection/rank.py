@@ -36,7 +36,7 @@ from otdd_flash.matrix.sources import SetSource, as_sources
 from otdd_flash.matrix.worker import Prepared, cross_cost, self_cost
 from otdd_flash.progress import counter
 from otdd_flash.screening import Screen
-from otdd_flash.screening.cut import Cut, cut, rank_correlation
+from otdd_flash.screening.cut import Cut, check_screen, cut, rank_correlation
 from otdd_flash.screening.screener import Screener
 from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 from otdd_flash.sinkhorn import Divergence, divergence
@@ -90,16 +90,17 @@ def rank(
     """
     chosen = make_options(options, {**overrides, "seed": seed}, stored=False, function="rank")
     _check(bootstrap, level)
+    check_screen(screen)
     start = time.perf_counter()
     job = _Job(chosen, seed)
     goal = job.load(as_sources({"target": target} if _nameless(target) else [target])[0])
     seen = job.look(as_sources(candidates), goal, screen)
-    if not seen:
-        raise ValueError(f"no candidate could be compared: {'; '.join(f.message for f in job.failures)}")
+    job.require(seen)
     settings = _settings(chosen, [item.moments for item in seen], goal)
     kept = None if screen is None else cut([item.screened for item in seen], screen)
     screened = time.perf_counter() - start
-    sets = job.load_all(seen if kept is None else [seen[i] for i in kept.kept])
+    sets = job.load_all(seen if kept is None else [seen[i] for i in kept.kept], goal)
+    job.require(sets)
     found, replicates = job.solve(settings, sets, goal, bootstrap)
     ranking = Ranking(
         candidates=_ordered(found, replicates, level), target=goal.name, target_classes=goal.class_names, level=level,
@@ -162,12 +163,21 @@ class _Job:
                 step()
         return found
 
-    def load_all(self, seen: Sequence[_Seen]) -> list[LabeledDataset]:
+    def require(self, left: Sequence[Any]) -> None:
+        """Go on only with something to compare."""
+        if not left:
+            raise ValueError(f"no candidate could be compared: {'; '.join(f.message for f in self.failures)}")
+
+    def load_all(self, seen: Sequence[_Seen], goal: LabeledDataset) -> list[LabeledDataset]:
         """Those that are to be compared, in memory."""
+        from otdd_flash.labels import check_pair
+
         loaded = []
         for item in seen:
             try:
-                loaded.append(self.load(item.source) if item.dataset is None else item.dataset)
+                dataset = self.load(item.source) if item.dataset is None else item.dataset
+                check_pair(dataset, goal)
+                loaded.append(dataset)
             except Exception as error:  # likewise
                 self._failed(item.source, error)
         return loaded

@@ -119,6 +119,36 @@ def test_failures_do_not_end_the_screen() -> None:
     }
 
 
+def test_a_kept_candidate_that_cannot_be_loaded_again_is_a_failure() -> None:
+    """Between the screen and the distance a file may go, or be written anew with other columns."""
+
+    def once(second: otdd.LabeledDataset | None):
+        answers = iter([blobs(99), second])
+
+        def load() -> otdd.LabeledDataset:
+            found = next(answers)
+            if found is None:
+                raise OSError("gone")
+            return found
+
+        return load
+
+    sets = {"near": once(None), "far": SETS["shift 2.0"]}
+    with pytest.raises(ValueError, match="no candidate could be compared: gone"):
+        otdd.rank(sets, TARGET, screen=Screen(keep=1, margin=0.0), **QUICK)
+    sets = {"near": once(blobs(99, d=5)), "far": SETS["shift 2.0"]}
+    with pytest.warns(UserWarning, match="near is not ranked: ValueError: the data sets have different feature widths"):
+        found = otdd.rank(sets, TARGET, screen=Screen(keep=2, margin=0.0), **QUICK)
+    assert found.names == ("far",)
+
+
+@pytest.mark.parametrize("screen", [5, {"keep": 3}])
+def test_what_is_no_screen_is_refused(screen: object) -> None:
+    for call in (lambda: otdd.rank(SETS, TARGET, screen=screen), lambda: otdd.pairwise(SETS, screen=screen)):
+        with pytest.raises(TypeError, match=r"screen must be an otdd_flash\.Screen or None, got"):
+            call()
+
+
 def test_without_a_label_part_the_screen_is_blind_to_labels() -> None:
     renamed = otdd.from_arrays(TARGET.x, 1 - TARGET.y)
     mixed = otdd.from_arrays(TARGET.x, np.arange(40) // 2 % 2)
@@ -138,9 +168,12 @@ def test_without_a_label_part_the_screen_is_blind_to_labels() -> None:
         ({"keep": True}, "keep must be"),
         ({"margin": -0.1}, "margin must be at least 0"),
         ({"method": "exact"}, "method must be sliced or moments, got 'exact'"),
-        ({"projections": 0}, "must be positive"),
+        ({"projections": 0}, "projections must be at least 1"),
+        ({"projections": 1.5}, "projections must be an integer"),
+        ({"quantiles": True}, "quantiles must be an integer"),
+        ({"margin": "0.1"}, "margin must be a number, got '0.1'"),
     ],
 )
 def test_screens_that_do_not_fit(wrong: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=f"screen.{words}"):
         Screen(**wrong)
