@@ -23,6 +23,12 @@ from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 
 Saved = DistanceView | ValuesView | DistanceMatrix | Ranking
 NAMES = ("result.json", "matrix.json", "ranking.json")
+_NEEDED = (
+    "names", "n", "m", "class_counts", "dropped", "value", "root", "converged", "marginal_error", "iterations", "tol",
+    "dual", "primal", "gap", "error", "epsilon", "relative_epsilon", "mean_cost", "debiased", "label_method",
+    "conventional", "certificates", "precision", "memory", "backend", "device", "seconds", "peak_memory", "notes",
+    "versions",
+)  # fmt: skip
 
 
 def load_saved(path: str | os.PathLike[str]) -> Saved:
@@ -49,7 +55,7 @@ def load_saved(path: str | os.PathLike[str]) -> Saved:
         raise ValueError(f"{file} holds no result that a report shows: its task is {task!r}, not {', '.join(readers)}")
     try:
         return readers[task](record, file.parent)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{file} is not a whole result of otdd {task}: {type(error).__name__} {error}") from error
 
 
@@ -64,6 +70,7 @@ def _file(path: Path) -> Path:
 
 def _distance(record: dict[str, Any], folder: Path) -> DistanceView:
     """Number, certificate and, from the file beside it, class distances."""
+    _require(record)
     tables = folder / "label_distances.safetensors"
     return DistanceView(record, LabelDistances.from_safetensors(tables) if tables.is_file() else None)
 
@@ -73,11 +80,25 @@ def _values(record: dict[str, Any], folder: Path) -> ValuesView:
     table = folder / "values.jsonl"
     if not table.is_file():
         raise FileNotFoundError(f"{table} is not there: the values are in it (output.files=true writes it)")
-    rows = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    try:
+        rows = [json.loads(line) for line in table.read_text(encoding="utf-8").splitlines()]
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{table} is not a table of values: {error}") from error
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     by_class = {part: summary["by_class"] for part, summary in record["parts"].items()}
     distance = {**record["distance"], "config": record.get("config", {})}
+    _require(distance)
     return ValuesView(columns, by_class, DistanceView(distance))
+
+
+def _require(distance: dict[str, Any]) -> None:
+    """Refuse a distance without a number that the page shows, as one of another version.
+
+    Raises:
+        KeyError: names it.
+    """
+    for key in _NEEDED:
+        distance[key]
 
 
 def _matrix(record: dict[str, Any]) -> DistanceMatrix:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import otdd_flash as otdd
-from otdd_flash.reporting import render
+from otdd_flash.reporting import render, saved
 from otdd_flash.reporting.saved import load_saved
 from tests.reporting.pages import Results, blobs, parse
 
@@ -82,6 +82,7 @@ def test_values_have_all_but_their_pictures(results: Results, tmp_path: Path) ->
         ("[]", "its task is None"),
         ('{"task": "check"}', "its task is 'check', not distance, values, matrix, rank"),
         ('{"task": "rank", "candidates": [{}]}', "is not a whole result of otdd rank: KeyError 'name'"),
+        ('{"task": "distance", "names": ["a", "b"]}', "is not a whole result of otdd distance: KeyError 'n'"),
         ('{"task": "matrix", "names": 3}', "is not a whole result of otdd matrix: TypeError"),
     ],
 )
@@ -90,6 +91,26 @@ def test_other_files_are_refused_by_name(content: str, message: str, tmp_path: P
     file.write_text(content)
     with pytest.raises(ValueError, match=rf"result\.json .*{message}"):
         load_saved(tmp_path)
+
+
+def test_a_number_that_is_missing_is_named(results: Results, tmp_path: Path) -> None:
+    """All that the page shows is asked for when the file is read, not half way through the page."""
+    whole = results.distance.to_dict()
+    for key in saved._NEEDED:
+        folder = write(tmp_path, "result.json", "distance", {k: v for k, v in whole.items() if k != key})
+        with pytest.raises(ValueError, match=rf"result\.json is not a whole result of otdd distance: KeyError '{key}'"):
+            load_saved(folder)
+    record = {k: v for k, v in whole.items() if k in saved._NEEDED}
+    assert parse(render(write(tmp_path, "result.json", "distance", record))).section("distance").facts
+
+
+def test_a_table_cut_short_is_named(results: Results, tmp_path: Path) -> None:
+    folder = write(tmp_path, "result.json", "values", {**results.values.to_dict(), "config": {}})
+    results.values.write(folder / "values.jsonl")
+    text = (folder / "values.jsonl").read_text()
+    (folder / "values.jsonl").write_text(text[: len(text) - 20])
+    with pytest.raises(ValueError, match=r"values\.jsonl is not a table of values"):
+        load_saved(folder)
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
