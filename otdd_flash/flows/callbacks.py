@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otdd_flash.checks import check_count
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.checkpoint import Checkpoint
 from otdd_flash.flows.state import FlowState
@@ -127,6 +128,9 @@ class SaveCheckpoint(Callback):
     path: str | os.PathLike[str]
     every: int = 1
 
+    def __post_init__(self) -> None:
+        check_count("every", self.every)
+
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Save the start."""
         self._save(flow, state)
@@ -150,6 +154,9 @@ class Trajectory(Callback):
 
     folder: str | os.PathLike[str]
     every: int = 10
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Dump the start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_number
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.state import FlowState
@@ -40,6 +42,10 @@ class ImageGrid(Callback):
     columns: int = 10
     scale: int = 2
     _rows: list[list[int]] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("every", "columns", "scale"):
+            check_count(name, getattr(self, name))
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Choose the samples and draw the start."""
@@ -83,6 +89,9 @@ class Scatter(Callback):
     every: int = 5
     axes: Tensor | None = None
     _limits: tuple[list[float], list[float]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Choose the axes and draw the start."""
@@ -151,12 +160,17 @@ class Animation(Callback):
     def __post_init__(self) -> None:
         if Path(self.path).suffix not in (".gif", ".mp4"):
             raise ValueError(f"an animation is a .gif or an .mp4 file, got {os.fspath(self.path)!r}")
+        check_number("milliseconds", self.milliseconds)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Look for what the end will need: not after hours that it is missing."""
         optional_import("PIL.Image", needed_for="an animation", extra="plots")
         if Path(self.path).suffix == ".mp4":
             _video_library()
+        path = Path(self.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: name a file for the animation")
 
     def finish(self, flow: Flow, state: FlowState) -> None:
         """Join the frames."""
@@ -164,8 +178,12 @@ class Animation(Callback):
         frames = [images.open(path).convert("RGB") for path in sorted(Path(self.folder).glob(self.pattern))]
         if not frames:
             raise ValueError(f"no frames {self.pattern} in {self.folder}: list Animation after what draws them")
+        sizes = sorted({frame.size for frame in frames})
+        if len(sizes) > 1:
+            raise ValueError(
+                f"frames {self.pattern} in {self.folder} have the sizes {sizes}: give each flow its folder"
+            )
         path = Path(self.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".mp4":
             _save_video(path, [*frames, *[frames[-1]] * (_LAST - 1)], 1000 / self.milliseconds)
             return
@@ -179,7 +197,7 @@ def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scal
     Args:
         x: ``(n, d)`` flattened pictures.
         rows: indices, row by row.
-        shape: ``(h, w)`` or ``(c, h, w)``.
+        shape: ``(h, w)`` or ``(c, h, w)``; with other than 1 or 3 channels the mean of them is shown.
         scale: screen pixels a picture's pixel.
     """
     images = optional_import("PIL.Image", needed_for="image grids", extra="plots")
@@ -188,7 +206,8 @@ def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scal
     canvas = torch.full((len(rows) * (height + _GAP), across * (width + _GAP), 3), _GREY, dtype=torch.uint8)
     for r, row in enumerate(rows):
         for c, index in enumerate(row):
-            picture = (x[index].detach().cpu().float().reshape(channels, height, width).clamp(0, 1) * 255).round()
+            picture = x[index].detach().cpu().float().reshape(channels, height, width).clamp(0, 1)
+            picture = (picture if channels in (1, 3) else picture.mean(0, keepdim=True)).mul(255).round()
             top, left = r * (height + _GAP), c * (width + _GAP)
             canvas[top : top + height, left : left + width] = picture.to(torch.uint8).permute(1, 2, 0).expand(-1, -1, 3)
     return images.fromarray(canvas.repeat_interleave(scale, 0).repeat_interleave(scale, 1).numpy())
@@ -201,14 +220,25 @@ def _video_library() -> Any:
 
 
 def _save_video(path: Path, frames: list[Any], rate: float) -> None:
-    """Write pillow images as H.264; sides are padded to even lengths, which its colours need."""
+    """Write pillow images as H.264; sides are padded to even lengths, which its colours need.
+
+    Raises:
+        OSError: the encoder left no file, of which it tells stderr alone.
+    """
     numpy = optional_import("numpy", needed_for="an MP4 animation")
-    writer = _video_library().get_writer(path, format="FFMPEG", fps=rate, codec="libx264", macro_block_size=1)
-    with writer:
-        for frame in frames:
-            image = numpy.asarray(frame)
-            odd = [(0, side % 2) for side in image.shape[:2]]
-            writer.append_data(numpy.pad(image, [*odd, (0, 0)], constant_values=_GREY))
+    unfinished = path.with_name(f".{uuid.uuid4().hex}.mp4")
+    try:
+        writer = _video_library().get_writer(unfinished, format="FFMPEG", fps=rate, codec="libx264", macro_block_size=1)
+        with writer:
+            for frame in frames:
+                image = numpy.asarray(frame)
+                odd = [(0, side % 2) for side in image.shape[:2]]
+                writer.append_data(numpy.pad(image, [*odd, (0, 0)], constant_values=_GREY))
+        if not (unfinished.is_file() and unfinished.stat().st_size):
+            raise OSError(f"the encoder wrote no {path}: its messages are on stderr")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _save(image: Any, path: Path) -> None:

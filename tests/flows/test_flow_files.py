@@ -46,6 +46,7 @@ from otdd_flash.flows import (
     gradient_flow,
     transfer_check,
 )
+from otdd_flash.flows.pictures import image_grid
 from otdd_flash.flows.transfer import class_map, knn_predict
 from otdd_flash.types import LabeledDataset
 
@@ -67,6 +68,13 @@ SOURCE, TARGET = blobs(1, 0.0), blobs(2, 4.0)
 
 class KilledError(Exception):
     """The process ends here."""
+
+
+class _Count(Callback):
+    taken = 0
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        self.taken += 1
 
 
 class KillAt(Callback):
@@ -283,6 +291,61 @@ def test_a_video_of_odd_sides(tmp_path: Path) -> None:
 def test_an_animation_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a \.gif or an \.mp4 file, got .*flow\.webm"):
         Animation(tmp_path / "flow.webm", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (ImageGrid, "every"), (ImageGrid, "columns"), (ImageGrid, "scale"), (Trajectory, "every"),
+        (SaveCheckpoint, "every"), (lambda place, **given: Scatter(TARGET, place, **given), "every"),
+        (lambda place, **given: Animation("a.gif", place, **given), "milliseconds"),
+    ],
+)  # fmt: skip
+def test_numbers_of_callbacks_are_checked_when_they_are_given(make: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*got 0"):
+        make(tmp_path, **{name: 0})
+
+
+def test_a_place_that_cannot_hold_an_animation_is_found_before_the_first_step(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    (tmp_path / "folder.gif").mkdir()
+    (tmp_path / "file").write_text("x")
+    steps = _Count()
+    for place in ("folder.gif", "file/a.gif"):
+        with pytest.raises(OSError, match=place.partition("/")[0]):
+            gradient_flow(SOURCE, QUADRATIC, steps=2, callbacks=[Animation(tmp_path / place, tmp_path), steps])
+    assert steps.taken == 0
+
+
+def test_an_encoder_that_leaves_no_film_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ffmpeg complains on stderr and imageio does not listen; an older film stays."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("imageio_ffmpeg")
+    image.new("RGB", (4, 4)).save(tmp_path / "images_0.png")
+    (tmp_path / "a.mp4").write_text("old")
+    monkeypatch.setattr("otdd_flash.flows.pictures._LAST", 1)
+    film = Animation(tmp_path / "a.mp4", tmp_path)
+    film.milliseconds = -5  # a rate that ffmpeg does not take
+    with pytest.raises(OSError, match=r"the encoder wrote no .*a\.mp4"):
+        gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[film])
+    assert (tmp_path / "a.mp4").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "images_0.png"]
+
+
+def test_frames_of_two_flows_in_one_folder_are_refused(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for i in range(2):
+        image.new("RGB", (4 + i, 4)).save(tmp_path / f"images_{i}.png")
+    with pytest.raises(ValueError, match=r"have the sizes \[\(4, 4\), \(5, 4\)\]: give each flow its folder"):
+        gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[Animation(tmp_path / "a.gif", tmp_path)])
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_pictures_with_other_channels_than_colours_show_their_mean(channels: int) -> None:
+    pytest.importorskip("PIL.Image")
+    x = torch.arange(channels, dtype=torch.float32).repeat_interleave(4)[None] / 10
+    shown = image_grid(x, [[0]], (channels, 2, 2), scale=1).getpixel((0, 0))
+    assert shown == (round(255 * (channels - 1) / 20),) * 3
 
 
 def test_a_resumed_flow_draws_the_frames_of_an_uninterrupted_one(tmp_path: Path) -> None:
