@@ -147,14 +147,15 @@ class _Run:
         """Screening distances of all sets, from sketches that are kept like all other work."""
         screener = settle_screener(screen, self.options, [moments[key] for key in sorted(moments)], self.store)
         keys = {i: sketch_key(screener, summary["fingerprint"]) for i, summary in summaries.items()}
+        found = {i: self.store.read_tensors("sketches", key) for i, key in keys.items()}
         items = [
             Item((self.sources[i].name,), "sketch", (screener, i, summaries[i]["fingerprint"]))
-            for i, key in keys.items()
-            if not self.store.path("sketches", key, ".safetensors").exists()
+            for i, sketch in found.items()
+            if sketch is None
         ]
-        for _ in self._outcomes(items, "screen"):
-            pass
-        found = {i: self.store.read_tensors("sketches", key) for i, key in keys.items()}
+        for outcome in self._outcomes(items, "screen"):
+            i = outcome.item.arguments[1]
+            found[i] = self.store.read_tensors("sketches", keys[i])
         return screened(screener, {i: sketch for i, sketch in found.items() if sketch}, len(self.sources))
 
     def _work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,17 @@ def test_second_run_and_collect_know_the_screen(tmp_path: Path, monkeypatch: pyt
     assert whole.screening is None
     assert collect(tmp_path).screening is None
     assert whole.complete
+
+
+def test_a_damaged_sketch_is_made_anew(tmp_path: Path) -> None:
+    """Without it the set would count as failed, and all of its pairs get the full distance."""
+    first = otdd.pairwise(SETS, screen=SCREEN, folder=tmp_path, **OPTIONS)
+    (tmp_path / "sketches" / sorted(os.listdir(tmp_path / "sketches"))[0]).write_bytes(b"x")
+    with pytest.warns(UserWarning, match="sketches.* cannot be read and is computed anew"):
+        again = otdd.pairwise(SETS, screen=SCREEN, folder=tmp_path, **OPTIONS)
+    assert torch.equal(again.screening.values, first.screening.values)
+    assert torch.equal(again.screening.refined, first.screening.refined)
+    assert again.computed == 0
 
 
 def test_workers_and_shards_agree_with_one_process(tmp_path: Path) -> None:
