@@ -88,6 +88,8 @@ def sources(
 def _matches(given: Any) -> list[Any]:
     """An entry whose path has a ``*`` as entries for the files that match, named without what their names share.
 
+    An ``as`` of the entry leads their names.
+
     Raises:
         ValueError: nothing matches.
     """
@@ -102,6 +104,8 @@ def _matches(given: Any) -> list[Any]:
     folder, ending = os.path.dirname(pattern.partition("*")[0]), pattern.rpartition("*")[2]
     titles = [os.path.relpath(path, folder or ".") for path in found]
     short = [title.removesuffix(ending) or title for title in titles]
+    if settings.get("as"):  # many files cannot share one name: it leads theirs
+        short = [f"{settings['as']} {title}" for title in short]
     return [{**settings, "name": kind, "path": path, "as": title} for path, title in zip(found, short, strict=True)]
 
 

@@ -150,6 +150,8 @@ def test_a_star_in_a_path_is_every_file_that_matches(tmp_path: Path) -> None:
     )
     assert [source.name for source in found] == ["s0", "s1", "s2", "deep", "s0.npz"]
     assert [source.dataset().n for source in found] == [40] * 5
+    named = {"name": "npz", "path": f"{tmp_path}/s*.npz", "as": "site"}
+    assert [source.name for source in sources([named], COMMON, features, "cpu")] == ["site s0", "site s1", "site s2"]
     with pytest.raises(ValueError, match=r"no file matches '.*t\*\.npz'"):
         sources([f"npz:{tmp_path}/t*.npz"], COMMON, features, "cpu")
 
