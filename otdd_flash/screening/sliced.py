@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count
 from otdd_flash.cost import weighted_mean
 from otdd_flash.labels import class_samples
 from otdd_flash.types import LabeledDataset
@@ -70,8 +71,8 @@ class Slices:
         cls, center: Tensor, spread: float, *, projections: int = 500, moments: int = 5, seed: int = 0
     ) -> Slices:
         """Projections for sets around ``center (d,)`` whose mean squared distance from it is ``spread``."""
-        if projections < 1 or moments < 0:
-            raise ValueError(f"projections must be positive and moments not negative, got {projections}, {moments}")
+        check_count("projections", projections)
+        check_count("moments", moments, least=0)
         d, device = len(center), center.device
         generator = torch.Generator().manual_seed(seed)
         directions = torch.randn(projections, d, generator=generator, dtype=torch.float64)
@@ -118,6 +119,7 @@ class Slices:
 
     def summary(self, dataset: LabeledDataset, quantiles: int = 256) -> Tensor:
         """``(L, Q)`` quantile functions of the projections at the midpoints of ``Q`` equal steps."""
+        check_count("quantiles", quantiles)
         values, order = self.project(dataset).T.contiguous().sort(1)
         halves = 2 * torch.arange(quantiles, device=values.device) + 1  # levels in units of 1 / (2 Q)
         if dataset.weights is None:

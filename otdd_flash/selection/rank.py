@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.labels.blocks import class_statistics
@@ -319,6 +320,7 @@ def _with_test(item: RankedSet, difference: float, replicated: Tensor, z: float)
 
 
 def _check(bootstrap: int, level: float) -> None:
+    check_count("bootstrap", bootstrap, least=0)
     if bootstrap != 0 and bootstrap < 10:
         raise ValueError(f"bootstrap must be 0 or at least 10 replicates, got {bootstrap}")
     if not 0 < level < 1:

@@ -159,6 +159,9 @@ def test_refusals() -> None:
         Slices.draw([draw(5, 0), draw(5, 0, d=4)])
     with pytest.raises(ValueError, match="features, the slices"):
         Slices.draw([draw(5, 0)]).project(draw(5, 0, d=4))
+    for name, value in (("quantiles", 0), ("quantiles", 1.5), ("projections", 0), ("projections", 1.5)):
+        with pytest.raises((TypeError, ValueError), match=f"{name} must be .*got {value}"):
+            otdd.sliced_distance(draw(5, 0), draw(5, 1), **{name: value})
     with pytest.raises(ValueError, match="method must be"):
         otdd.screening_matrix([draw(5, 0)], method="exact")
     with pytest.raises(ValueError, match="label_distance must be"):

@@ -159,6 +159,8 @@ def test_arguments_that_do_not_fit(arguments: dict, words: str) -> None:
 
 
 def test_unknown_arguments_and_names() -> None:
+    with pytest.raises(TypeError, match=r"bootstrap must be an integer, got 10\.5"):
+        otdd.rank({"a": cloud(30, 1)}, cloud(30, 0), bootstrap=10.5, **QUICK)
     with pytest.raises(TypeError, match="rank has no argument espilon"):
         otdd.rank({"a": cloud(30, 1)}, cloud(30, 0), espilon=1.0)
     with pytest.raises(KeyError, match="'b' is not ranked"):
