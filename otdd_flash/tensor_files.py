@@ -14,6 +14,29 @@ from torch import Tensor
 from otdd_flash.errors import optional_import
 
 
+def write_safetensors(
+    tensors: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    metadata: dict[str, str] | None = None,
+    *,
+    needed_for: str,
+) -> None:
+    """Write a safetensors file in place with the rights of any new file, which the library keeps for its owner alone.
+
+    Args:
+        tensors: by name; none may share memory with another.
+        path: replaced where it exists.
+        metadata: strings for the header.
+        needed_for: what for, said where safetensors is missing.
+    """
+    library = optional_import("safetensors.torch", needed_for=needed_for)
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    library.save_file(held, path, metadata=metadata)
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(path, 0o666 & ~umask)
+
+
 def save_tensors(
     tensors: Mapping[str, Tensor], path: str | os.PathLike[str], *, kind: str, record: Mapping[str, Any]
 ) -> Path:
@@ -25,13 +48,12 @@ def save_tensors(
         kind: what the file is, with the version of its layout; checked by :func:`read_tensors`.
         record: everything else.
     """
-    library = optional_import("safetensors.torch", needed_for=f"writing {kind}")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"format": kind, "record": json.dumps(record)}
     try:
-        library.save_file(held, unfinished, metadata={"format": kind, "record": json.dumps(record)})
+        write_safetensors(tensors, unfinished, header, needed_for=f"writing {kind}")
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

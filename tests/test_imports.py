@@ -16,7 +16,8 @@ PACKAGE = ROOT / "otdd_flash"
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
     {"checks", "errors", "types", "cost", "progress", "palette"},
-    {"kernels", "data", "reference", "tensor_files"},
+    {"tensor_files"},
+    {"kernels", "data", "reference"},
     {"ops"},
     {"sinkhorn"},
     {"labels", "samples_loss"},

@@ -2,8 +2,8 @@
 Labels carried by a plan
 ========================
 
-A labelled set of digits, and another one without labels, taken by a scanner that has lower contrast and a shadow on the right.
-The optimal plan between the two says which digit each scan is, and where each labelled digit would lie among the scans.
+A labelled set of digits, and another one without labels, taken by a scanner that has lower contrast and a shadow on
+the right. The optimal plan between the two says which digit each scan is, and where each labelled digit would lie among the scans.
 """
 
 from dataclasses import replace
@@ -23,8 +23,8 @@ found = otdd.dataset_distance(source, target, label_distance=None, relative_epsi
 plan = found.plan
 
 # %%
-# Through the plan, a scan takes the label that most of its mass comes from. Or the labelled digits are moved to the mean of
-# where their mass goes, the barycentric map, and nearest neighbours are looked for among these.
+# Through the plan, a scan takes the label that most of its mass comes from. Or the labelled digits are moved to the
+# mean of where their mass goes, the barycentric map, and nearest neighbours are looked for among these.
 
 one_hot = torch.nn.functional.one_hot(source.y).double()
 answers = {

@@ -229,11 +229,11 @@ def _rows(record: dict[str, Any]) -> list[Row]:
 
 
 def _save(data: LabeledDataset, path: Path) -> None:
-    from otdd_flash.errors import optional_import
+    from otdd_flash.tensor_files import write_safetensors
 
-    library = optional_import("safetensors.torch", needed_for="saving the flowed set")
-    tensors = {"x": data.x.cpu().contiguous(), "y": data.y.cpu(), "weights": data.normalised_weights.cpu().clone()}
-    library.save_file(tensors, path, metadata={"class_names": json.dumps(list(map(str, data.class_names)))})
+    tensors = {"x": data.x, "y": data.y, "weights": data.normalised_weights.clone()}
+    names = json.dumps(list(map(str, data.class_names)))
+    write_safetensors(tensors, path, {"class_names": names}, needed_for="saving the flowed set")
 
 
 def _device(config: FlowConfig) -> str:

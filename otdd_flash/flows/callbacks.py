@@ -14,6 +14,7 @@ from otdd_flash.checks import check_count
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.checkpoint import Checkpoint
 from otdd_flash.flows.state import FlowState
+from otdd_flash.tensor_files import write_safetensors
 
 if TYPE_CHECKING:
     from otdd_flash.flows.flow import Flow
@@ -168,12 +169,9 @@ class Trajectory(Callback):
             self._dump(state)
 
     def _dump(self, state: FlowState) -> None:
-        library = optional_import("safetensors.torch", needed_for="a trajectory dump")
         Path(self.folder).mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.cpu().contiguous() for name, value in state.variables.items()}
-        library.save_file(
-            {**tensors, "y": state.data.y.cpu()}, Path(self.folder) / f"step_{state.step:05d}.safetensors"
-        )
+        path = Path(self.folder) / f"step_{state.step:05d}.safetensors"
+        write_safetensors({**state.variables, "y": state.data.y}, path, needed_for="a trajectory dump")
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from otdd_flash.errors import optional_import
+from otdd_flash.tensor_files import write_safetensors
 
 VERSION = 1  # raise it when a number's meaning or method changes: all keys change with it
 
@@ -91,12 +92,9 @@ class Store:
 
     def write_tensors(self, kind: str, key: str, tensors: dict[str, Tensor]) -> None:
         """Put ``tensors`` in place."""
-        library = optional_import("safetensors.torch", needed_for="storing class statistics")
         path, unfinished = self._prepare(kind, key, ".safetensors")
         try:
-            library.save_file(
-                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, unfinished
-            )
+            write_safetensors(tensors, unfinished, needed_for="storing class statistics")
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.errors import optional_import
+from otdd_flash.tensor_files import write_safetensors
 
 
 def default_cache() -> Path:
@@ -38,12 +39,11 @@ def read(folder: Path, key: str, n: int) -> Tensor | None:
 
 def write(folder: Path, key: str, x: Tensor, about: dict[str, str]) -> None:
     """Store an embedding; a reader never sees half of it."""
-    library = optional_import("safetensors.torch", needed_for="the cache of embeddings")
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, suffix=".part")
     os.close(handle)
     try:
-        library.save_file({"x": x.detach().cpu().contiguous()}, name, metadata=about)
+        write_safetensors({"x": x}, name, about, needed_for="the cache of embeddings")
         os.replace(name, folder / f"{key}.safetensors")
     finally:
         Path(name).unlink(missing_ok=True)
