@@ -3,7 +3,8 @@ Labels carried by a plan
 ========================
 
 A labelled set of digits, and another one without labels, taken by a scanner that has lower contrast and a shadow on
-the right. The optimal plan between the two says which digit each scan is, and where each labelled digit would lie among the scans.
+the right. The optimal plan between the two says which digit each scan is, and where each labelled digit would lie
+among the scans.
 """
 
 from dataclasses import replace
