@@ -93,7 +93,7 @@ def rank(
     _check(bootstrap, level)
     check_screen(screen)
     start = time.perf_counter()
-    job = _Job(chosen, seed)
+    job = _Job(chosen, seed, least=4 if bootstrap else 1)
     goal = job.load(as_sources({"target": target} if _nameless(target) else [target])[0])
     seen = job.look(as_sources(candidates), goal, screen)
     job.require(seen)
@@ -130,6 +130,7 @@ class _Job:
 
     options: DistanceOptions
     seed: int
+    least: int  # samples of a set: half-samples need four
     failures: list[Failure] = field(default_factory=list)
 
     def load(self, source: SetSource) -> LabeledDataset:
@@ -139,6 +140,8 @@ class _Job:
             from otdd_flash.data import subsample
 
             dataset = subsample(dataset, self.options.max_samples, seed=self.seed)
+        if dataset.n < self.least:
+            raise ValueError(f"{dataset.name} has {dataset.n} samples: intervals need at least four, or bootstrap=0")
         return dataset if self.options.device is None else dataset.to(self.options.device)
 
     def look(self, sources: Sequence[SetSource], goal: LabeledDataset, screen: Screen | None) -> list[_Seen]:
@@ -281,13 +284,7 @@ def _compare(dataset: LabeledDataset, goal: Prepared, goal_self: Divergence | No
 
 
 def _half(dataset: LabeledDataset, seed: int, replicate: int, what: str) -> LabeledDataset:
-    """Half of the rows, drawn without replacement by seed, replicate and role.
-
-    Raises:
-        ValueError: fewer than four rows.
-    """
-    if dataset.n < 4:
-        raise ValueError(f"{dataset.name} has {dataset.n} samples: intervals need at least four, or bootstrap=0")
+    """Half of the rows, drawn without replacement by seed, replicate and role."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{replicate}/{what}".encode()))
     rows = torch.randperm(dataset.n, generator=generator)[: dataset.n // 2].sort().values
     return dataset.subset(rows)

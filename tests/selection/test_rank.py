@@ -129,6 +129,17 @@ def test_a_candidate_that_fails_leaves_the_others() -> None:
         otdd.rank({"broken": broken}, cloud(30, 0), **QUICK)
 
 
+def test_a_candidate_too_small_for_intervals_leaves_the_others() -> None:
+    sets = {"ok": cloud(30, 1), "tiny": cloud(30, 2).subset(torch.arange(3))}
+    with pytest.warns(UserWarning, match="is not ranked"):
+        ranking = otdd.rank(sets, cloud(30, 0), bootstrap=10, **QUICK)
+    assert ranking.names == ("ok",)
+    assert "at least four, or bootstrap=0" in ranking.failures[0].message
+    assert set(otdd.rank(sets, cloud(30, 0), bootstrap=0, **QUICK).names) == {"ok", "tiny"}
+    with pytest.raises(ValueError, match="at least four"):
+        otdd.rank(sets, cloud(30, 0).subset(torch.arange(3)), bootstrap=10, **QUICK)
+
+
 def test_record_is_plain_json(tmp_path: Path) -> None:
     ranking = otdd.rank({"a": cloud(30, 1), "b": cloud(30, 2, 1.0)}, cloud(30, 0), bootstrap=10, **QUICK)
     record = json.loads(ranking.to_json(tmp_path / "ranking.json").read_text())
