@@ -31,7 +31,12 @@ def exponents(f: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, log_weight:
               out: torch.Tensor) -> None:  # fmt: skip
     """Write the exponents of ``[f.ravel(), g.ravel()]`` into ``out`` (float32); ``slope = log2(e) / eps``."""
     size = out.numel()
-    high = struct.unpack("f", struct.pack("f", slope))[0]
     _exponents_kernel[(triton.cdiv(size, 512),)](
-        f, g, alpha, log_weight, out, f.numel(), size, high, slope - high, BLOCK=512
+        f, g, alpha, log_weight, out, f.numel(), size, *two_parts(slope), BLOCK=512
     )
+
+
+def two_parts(value: float) -> tuple[float, float]:
+    """A float64 as float32 and what is left: scalar arguments of a kernel travel as float32."""
+    high = struct.unpack("f", struct.pack("f", value))[0]
+    return high, value - high

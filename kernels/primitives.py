@@ -161,3 +161,20 @@ def split_half(plan):
     """Two float16 pieces of a plan, which together hold 22 bits of an entry in ``[2^-14, 2^16)``."""
     high = plan.to(tl.float16)
     return high, (plan - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def gauss_jordan(matrix, right, SIZE: tl.constexpr):
+    """Solution of ``matrix x = right`` in registers; no pivoting: the matrices come with a ridge.
+
+    for every k:  row_k /= A_kk;  row_i -= A_ik row_k  (i != k)
+    """
+    i = tl.arange(0, SIZE)
+    for k in tl.static_range(SIZE):
+        row = tl.sum(tl.where(i[:, None] == k, matrix, 0.0), 0)
+        column = tl.sum(tl.where(i[None, :] == k, matrix, 0.0), 1)
+        pivot = tl.sum(tl.where(i == k, column, 0.0), 0)
+        factor = tl.where(i == k, 0.0, column / pivot)
+        matrix -= factor[:, None] * row[None, :]
+        right -= factor * tl.sum(tl.where(i == k, right, 0.0), 0)
+    return right / tl.sum(tl.where(i[:, None] == i[None, :], matrix, 0.0), 1)

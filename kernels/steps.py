@@ -15,11 +15,12 @@ blocks, added in a fixed order. A symmetric problem has a first side only. Scala
 two parts.
 """
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
+
+from otdd_flash.kernels.potentials import two_parts
+from otdd_flash.kernels.primitives import gauss_jordan
 
 BLOCK = 1024
 PARTS = 32  # values a block leaves: Gram row, right-hand side, largest residual; padded
@@ -130,14 +131,7 @@ def _combine_kernel(
     diagonal = tl.sum(tl.where(i == j, matrix, 0.0), 1)
     ridge = tl.max(diagonal, 0) * regularisation + tl.where(diagonal == 0, 1.0, 0.0)
     matrix += tl.where(i == j, ridge[:, None], 0.0)
-    for step in tl.static_range(MEMORY):  # Gauss-Jordan without pivoting: the matrix has a ridge
-        pivot_row = tl.sum(tl.where(i == step, matrix, 0.0), 0)
-        column = tl.sum(tl.where(j == step, matrix, 0.0), 1)
-        pivot = tl.sum(tl.where(k == step, column, 0.0), 0)
-        factor = tl.where(k == step, 0.0, column / pivot)
-        matrix -= factor[:, None] * pivot_row[None, :]
-        right -= factor * tl.sum(tl.where(k == step, right, 0.0), 0)
-    solution = right / tl.sum(tl.where(i == j, matrix, 0.0), 1)
+    solution = gauss_jordan(matrix, right, MEMORY)
     tl.store(alpha + problem * MEMORY + k, tl.where(known != 0, solution, 0.0))
     tl.store(slots + problem, (slot + 1) % MEMORY)
     side = tl.load(turn + problem)
@@ -234,7 +228,7 @@ class Vectors:
     def anneal(self, potentials, sums, live, *, epsilon, rows_by, columns_by, symmetric_by) -> None:
         """``(f, g) += eps`` times the residual times a factor of the side, in place."""
         _anneal_kernel[self.grid](
-            *potentials, self.a, self.b, *sums, self.symmetric, live, self.n, self.m, *_two_parts(epsilon), rows_by,
+            *potentials, self.a, self.b, *sums, self.symmetric, live, self.n, self.m, *two_parts(epsilon), rows_by,
             columns_by, symmetric_by, BLOCK=BLOCK,
         )  # fmt: skip
 
@@ -277,7 +271,7 @@ class History:
         sizes = v.n, v.m, v.blocks
         _remember_kernel[v.grid](
             *potentials, v.a, v.b, *sums, v.symmetric, self.last_z, self.last_residual, self.moves, self.changes,
-            self.slots, self.parts, *sizes, *_two_parts(1.0 / epsilon), BLOCK=BLOCK, MEMORY=self.memory, PARTS=PARTS,
+            self.slots, self.parts, *sizes, *two_parts(1.0 / epsilon), BLOCK=BLOCK, MEMORY=self.memory, PARTS=PARTS,
         )  # fmt: skip
         _combine_kernel[(v.batch,)](
             self.parts, self.gram, self.valid, self.slots, error, self.best, self.plain, self.turn, self.alpha,
@@ -289,11 +283,5 @@ class History:
         )  # fmt: skip
         _move_kernel[v.grid](
             *potentials, self.step, self.last_residual, self.longest, self.facts, v.symmetric, live, *sizes,
-            *_two_parts(epsilon), symmetric_by, free, longer, BLOCK=BLOCK, CHUNK=128,
+            *two_parts(epsilon), symmetric_by, free, longer, BLOCK=BLOCK, CHUNK=128,
         )  # fmt: skip
-
-
-def _two_parts(value: float) -> tuple[float, float]:
-    """A float64 as the sum of two float32."""
-    high = struct.unpack("f", struct.pack("f", value))[0]
-    return high, value - high

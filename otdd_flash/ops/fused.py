@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -16,7 +15,7 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost
 from otdd_flash.kernels.marginals import JOB_FIELDS, marginals
 from otdd_flash.kernels.ordered_sum import ordered_sum
-from otdd_flash.kernels.potentials import exponents
+from otdd_flash.kernels.potentials import exponents, two_parts
 from otdd_flash.kernels.scores import scores
 from otdd_flash.kernels.softmin import SOFTMIN_FIELDS, softmin
 from otdd_flash.kernels.source import ScoreSource
@@ -291,7 +290,7 @@ class FusedOperator:
     def slopes(self, epsilon: float) -> tuple[float, float]:
         """``(per unit of a score, per unit of the cost)``, base 2; consistent to the last bit of float32."""
         slope = math.log2(math.e) / epsilon
-        scale = struct.unpack("f", struct.pack("f", self._unit * slope))[0]
+        scale, _ = two_parts(self._unit * slope)
         return scale, scale / self._unit
 
     @property

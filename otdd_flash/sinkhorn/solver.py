@@ -164,7 +164,7 @@ def solve(
             f"{_RESOLUTION * largest:.1g}, or an exact solver"
         )
     with on_device(operator.a.device):
-        return _solve(operator, epsilon, options, initial, progress)
+        return _solve(operator, epsilon, options, initial, progress, largest)
 
 
 def _solve(
@@ -173,9 +173,9 @@ def _solve(
     options: SolverOptions,
     initial: list[Potentials] | None,
     progress: Progress | None,
+    largest: float,
 ) -> Solution:
-    """Anneal or start warm, iterate, and start again with care where that stalls."""
-    largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
+    """Anneal from the ``largest`` cost or start warm, iterate, and start again with care where that stalls."""
     state = _State(operator, options)
     careful = initial is None and epsilon < _CAREFUL_BELOW * largest
     if initial is not None:
