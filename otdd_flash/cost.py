@@ -12,7 +12,7 @@ its digits in ``alpha + beta - <q, k>``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -32,6 +32,12 @@ class PointCloud:
     def n(self) -> int:
         """Number of points."""
         return self.points.shape[0]
+
+    def take(self, rows: Tensor) -> PointCloud:
+        """The points ``rows`` alone, with their weights and labels."""
+        return PointCloud(
+            self.points[rows], self.weights[rows], None if self.labels is None else self.labels[rows]
+        )
 
 
 class Factors(NamedTuple):
@@ -82,6 +88,21 @@ class DotProductCost:
         """Where the clouds live."""
         return self.clouds[0].points.device
 
+    @cached_property
+    def supports(self) -> tuple[Tensor | None, ...]:
+        """Of each cloud the rows ``(k,)`` whose weight is not zero, or ``None`` where that is every row."""
+        present = [cloud.weights != 0 for cloud in self.clouds]
+        whole = torch.stack([rows.all() for rows in present]).tolist()  # one look from the host
+        return tuple(None if all_of_it else rows.nonzero()[:, 0] for all_of_it, rows in zip(whole, present, strict=True))
+
+    @cached_property
+    def supported(self) -> DotProductCost:
+        """The same cost without the points of weight zero; itself where there are none."""
+        pairs = list(zip(self.clouds, self.supports, strict=True))
+        if all(rows is None for _, rows in pairs):
+            return self
+        return replace(self, clouds=tuple(cloud if rows is None else cloud.take(rows) for cloud, rows in pairs))
+
     def centred(self, i: int, dtype: torch.dtype, columns: slice = slice(None)) -> Tensor:
         """``(n, d)`` points of cloud ``i`` minus the centre, not yet scaled; the difference is taken in float64."""
         points = self.clouds[i].points[:, columns]
@@ -120,7 +141,7 @@ class DotProductCost:
         return value
 
     def bound(self, i: int, j: int) -> float:
-        """An upper bound of the cost over problem ``(i, j)``: annealing starts there."""
+        """An upper bound of the cost between points with weight of problem ``(i, j)``: annealing starts there."""
         value = self.feature_weight * (self._statistics[i].radius + self._statistics[j].radius) ** 2
         return value + (0.0 if self.table is None else float(self.table.clamp_min(0).max()))
 
@@ -137,7 +158,7 @@ class DotProductCost:
 
 
 class _Statistics(NamedTuple):
-    """Weighted mean ``(d,)``, weighted mean squared norm and largest norm of a centred cloud."""
+    """Weighted mean ``(d,)``, weighted mean squared norm and largest norm of the points with weight, centred."""
 
     mean: Tensor
     mean_square: Tensor
@@ -154,7 +175,7 @@ def _statistics(cloud: PointCloud, center: Tensor | None) -> _Statistics:
         norms = centred.square().sum(1)
         mean += weights[rows] @ centred
         mean_square += weights[rows] @ norms
-        largest = torch.maximum(largest, norms.max())
+        largest = torch.maximum(largest, torch.where(weights[rows] != 0, norms, 0.0).max())
     return _Statistics(mean, mean_square, float(largest) ** 0.5)
 
 

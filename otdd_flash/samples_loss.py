@@ -151,9 +151,10 @@ class SamplesLoss(nn.Module):
         return a, x, b, y
 
     def _settings(self, x: Tensor, y: Tensor, measures: Measures) -> LossSettings:
-        box = _diameter(x.detach(), y.detach())
+        sides = ((x, measures.a), (y, measures.b))
+        box = _diameter(*(points.detach().reshape(*weights.shape, -1)[weights > 0] for points, weights in sides))
         return LossSettings(
-            epsilon=self.blur**2, rho=self._rho(box, measures), debias=self.debias,
+            epsilon=self.blur**2, unbalanced=self.reach is not None, rho=self._rho(box, measures), debias=self.debias,
             schedule=tuple(averaged_schedule(self.diameter or box, self.blur, self.scaling)), tol=self.tol,
             max_iterations=self.max_iterations, memory=_MEMORY[self.backend], precision=self.precision,
         )  # fmt: skip
@@ -237,7 +238,8 @@ def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measu
             raise ValueError(f"{name} holds NaN or infinity")
     weights = [_weights(w, p, name) for w, p, name in zip((a, b), (x, y), ("a", "b"), strict=True)]
     # one shift a pair, kept off the tape: the loss does not depend on it, and float32 keeps its digits
-    centre = torch.stack([p.detach().to(torch.float64).mean(1) for p in points]).mean(0)[:, None]
+    shares = [(w.detach() / w.detach().sum(1, keepdim=True))[:, None] for w in weights]
+    centre = sum(s @ p.detach().to(torch.float64) for s, p in zip(shares, points, strict=True)) / 2
     points = [p - centre.to(dtype) for p in points]
     return Measures(points[0], weights[0], points[1], weights[1])
 
@@ -250,14 +252,16 @@ def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
         return uniform if points.dim() == 3 else uniform[None]
     if weights.shape not in (shape, (*shape, 1)):
         raise ValueError(f"weights {name} must have shape {tuple(shape)}, got {tuple(weights.shape)}")
-    if not bool((weights >= 0).all()) or not bool((weights.sum(-1) < float("inf")).all()):
-        raise ValueError(f"weights {name} must be non-negative and finite")
-    return weights.reshape(-1, shape[-1]).to(torch.float64)
+    weights = weights.reshape(-1, shape[-1]).to(torch.float64)
+    total = weights.detach().sum(1)
+    if not bool((weights >= 0).all()) or not bool(((total > 0) & (total < float("inf"))).all()):
+        raise ValueError(f"weights {name} must be non-negative and finite, with a positive sum for every measure")
+    return weights
 
 
 def _diameter(x: Tensor, y: Tensor) -> float:
-    """Diagonal of the bounding box of all points of the batch, in the points' own precision as GeomLoss takes it."""
-    both = torch.cat([side.reshape(-1, side.shape[-1]) for side in (x, y)])
+    """Diagonal of the bounding box of both sides' points, in the points' own precision as GeomLoss takes it."""
+    both = torch.cat([x, y])
     both = both.to(torch.promote_types(both.dtype, torch.float32))
     diameter = float((both.amax(0) - both.amin(0)).norm())
     largest = torch.finfo(both.dtype).max ** 0.5

@@ -9,6 +9,7 @@ import torch
 from otdd_flash.cost import DotProductCost
 from otdd_flash.errors import BackendUnavailableError
 from otdd_flash.ops.base import Backend, Memory, PlanOperator, Precision, Problem, on_device
+from otdd_flash.ops.support import SupportOperator
 
 
 def make_operator(
@@ -22,7 +23,7 @@ def make_operator(
     memory_budget: int | None = None,
     deterministic: bool = True,
 ) -> PlanOperator:
-    """Prepare ``problems`` over ``cost`` for solving.
+    """Prepare ``problems`` over ``cost`` for solving; points of weight zero take no part.
 
     Args:
         cost: clouds and ground cost.
@@ -43,6 +44,13 @@ def make_operator(
         raise ValueError(f"backend must be auto, torch or triton, got {backend!r}")
     if memory not in ("auto", "streamed", "cached"):
         raise ValueError(f"memory must be auto, streamed or cached, got {memory!r}")
+    supported = cost.supported
+    if supported is not cost:
+        inner = make_operator(
+            supported, problems, epsilon=epsilon, backend=backend, precision=precision, memory=memory,
+            memory_budget=memory_budget, deterministic=deterministic,
+        )  # fmt: skip
+        return SupportOperator(cost, inner)
     if backend == "triton" or (backend == "auto" and cost.device.type == "cuda" and triton_missing() is None):
         reason = triton_missing()
         if reason is not None:

@@ -17,8 +17,6 @@ from torch import Tensor
 from otdd_flash.ops.base import PlanOperator
 from otdd_flash.sinkhorn.penalty import Penalty
 
-ABSENT = 1e-300
-"""Weight that stands for zero: it carries no mass, yet its point gets a potential from the last step."""
 _SMALLEST = 1e-290
 
 
@@ -52,7 +50,7 @@ def averaged_sinkhorn(
     """Run the schedule on every problem of ``operator``.
 
     Args:
-        operator: costs and weights; zero weights replaced by :data:`ABSENT`.
+        operator: costs and weights.
         schedule: epsilons in the order of the steps, the last one is the target.
         rho: strength of the KL penalty on all marginals, in units of the cost; ``None`` for hard constraints.
     """
@@ -61,14 +59,7 @@ def averaged_sinkhorn(
     for epsilon in schedule:
         f_new, g_new = full_step(operator, f, g, epsilon, rho)
         f, g = (f + f_new) / 2, (g + g_new) / 2
-    return last_step(operator, f, g, schedule[-1], rho)
-
-
-def last_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> AveragedPotentials:
-    """The full step that ends the loop; points of no weight get their potentials here."""
-    absent = bool(((operator.a == ABSENT).any() | (operator.b == ABSENT).any()).item())
-    step = _safe_step if absent else full_step
-    return AveragedPotentials(*step(operator, f, g, epsilon, rho), f, g)
+    return AveragedPotentials(*full_step(operator, f, g, schedule[-1], rho), f, g)
 
 
 def full_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> tuple[Tensor, Tensor]:
@@ -78,7 +69,7 @@ def full_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho:
     off for sums to be numbers, the safe softmin takes over.
     """
     r, c = operator.marginals(f, g, epsilon)
-    present = operator.a > ABSENT, operator.b > ABSENT
+    present = operator.a > 0, operator.b > 0
     # a subnormal sum has lost its digits, and the weight over it may be infinite
     sound = [((s >= _SMALLEST) & s.isfinite() | ~p).all() for s, p in zip((r, c), present, strict=True)]
     if not bool(torch.stack(sound).all()):

@@ -2,12 +2,15 @@
 
 The cost is ``|x - y|^2 / 2``. Gradients are those of the transport problem at its optimal potentials (envelope
 theorem): every plan is that of the last step, with the potential which the step gave on the side of the gradient and
-the one it started from on the other, as GeomLoss has it.
+the one it started from on the other, as GeomLoss has it. Points of weight zero get the potential of that step.
+
+With a reach the value is ``OT(a, b)`` of :mod:`otdd_flash.sinkhorn.penalty`. GeomLoss's own is larger by
+``eps ((m_a + m_b)/2 - m_a m_b)`` where nothing is debiased, ``m_a`` and ``m_b`` the masses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +19,21 @@ from torch.autograd.function import once_differentiable
 
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
-from otdd_flash.sinkhorn.averaged import ABSENT, AveragedPotentials, averaged_sinkhorn, last_step
+from otdd_flash.sinkhorn.absent import filled
+from otdd_flash.sinkhorn.averaged import AveragedPotentials, averaged_sinkhorn, full_step
 from otdd_flash.sinkhorn.divergence import report_convergence
 from otdd_flash.sinkhorn.solver import SolverOptions, solve
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What one evaluation needs to know besides the measures."""
+    """What one evaluation needs to know besides the measures.
+
+    ``unbalanced`` says that a reach was given, ``rho`` is its square; ``None`` where it is none or too large to matter.
+    """
 
     epsilon: float
+    unbalanced: bool
     rho: float | None
     debias: bool
     schedule: tuple[float, ...]
@@ -66,7 +74,7 @@ class SinkhornLoss(torch.autograd.Function):
         dual = [AveragedPotentials(*saved[k : k + 4]) for k in range(0, len(saved), 4)]
         wanted = ctx.needs_input_grad
         points = _point_gradients(measures, dual, settings, (wanted[0], wanted[2]))
-        weights = _weight_gradients(dual, settings)
+        weights = _weight_gradients(measures, dual, settings)
         scale = grad.to(torch.float64)
         gradients = [
             None if part is None else part * scale.view(-1, *[1] * (part.dim() - 1))
@@ -79,8 +87,6 @@ class SinkhornLoss(torch.autograd.Function):
 def _check_masses(measures: Measures) -> None:
     """Refuse hard constraints that no plan can meet; float16 weights may sum to 1.002."""
     masses = torch.stack([measures.a.sum(1), measures.b.sum(1)])
-    if bool((masses <= 0).any()):
-        raise ValueError("the weights of every measure must have a positive sum")
     if bool(((masses[0] - masses[1]).abs() > 1e-2 * masses.amax(0)).any()):
         worst = int((masses[0] - masses[1]).abs().argmax())
         raise ValueError(
@@ -93,25 +99,20 @@ def evaluate(measures: Measures, settings: LossSettings) -> tuple[Tensor, list[A
     """Values ``(B,)`` float64, and potentials of the cross and, where debiased, the self problems."""
     if settings.rho is None:
         _check_masses(measures)
-    operator = _operator(_with_absent(measures), settings)
+    operator, batch = _operator(measures, settings), len(measures.x)
     if settings.tol is None:
-        dual = _split(operator, averaged_sinkhorn(operator, settings.schedule, settings.rho), len(measures.x))
+        dual = _split(operator, averaged_sinkhorn(operator, settings.schedule, settings.rho), settings)
         return _schedule_value(measures, dual, settings), dual
     options = SolverOptions(
         tol=settings.tol, max_iterations=settings.max_iterations, rho_x=settings.rho, rho_y=settings.rho
     )
-    found = solve(_operator(measures, settings), settings.epsilon, options)
+    found = solve(operator, settings.epsilon, options)
     worst, passes = float(found.marginal_error.max()), int(found.iterations.max())
     report_convergence(bool(found.converged.all()), worst, passes, options, strict=False)
-    parts = found.dual.to(measures.x.device).view(-1, len(measures.x))
+    parts = found.dual.to(measures.x.device).view(-1, batch)
     value = parts[0] - parts[1:].sum(0) / 2 + _mass_terms(measures, settings)
-    last = last_step(operator, found.f, found.g, settings.epsilon, settings.rho)
-    return value, _split(operator, last, len(measures.x))
-
-
-def _with_absent(measures: Measures) -> Measures:
-    """Zero weights replaced by the stand-in that gives their points potentials."""
-    return replace(measures, a=measures.a.clamp_min(ABSENT), b=measures.b.clamp_min(ABSENT))
+    last = full_step(operator, found.f, found.g, settings.epsilon, settings.rho)
+    return value, _split(operator, AveragedPotentials(*last, found.f, found.g), settings)
 
 
 def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
@@ -128,22 +129,24 @@ def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
     )  # fmt: skip
 
 
-def _split(operator: PlanOperator, found: AveragedPotentials, batch: int) -> list[AveragedPotentials]:
+def _split(operator: PlanOperator, found: AveragedPotentials, settings: LossSettings) -> list[AveragedPotentials]:
     """Potentials in the order of the points, ``(B, n)`` and ``(B, m)``: cross, then the selves (twice the same)."""
-    out = []
-    for start in range(0, len(operator.problems), batch):
-        rows = [
-            torch.stack([operator.unpack_rows(side[p], p) for p in range(start, start + batch)])
-            for side in (found.f, found.f_before)
-        ]
-        columns = rows
-        if start == 0:
-            columns = [
-                torch.stack([operator.unpack_columns(side[p], p) for p in range(batch)])
-                for side in (found.g, found.g_before)
-            ]
-        out.append(AveragedPotentials(rows[0], columns[0], rows[1], columns[1]))
-    return out
+    each = [_of_problem(operator, found, p, settings) for p in range(len(operator.problems))]
+    batch = len(each) // 3 if settings.debias else len(each)
+    groups = [each[start : start + batch] for start in range(0, len(each), batch)]
+    return [AveragedPotentials(*(torch.stack(side) for side in zip(*group, strict=True))) for group in groups]
+
+
+def _of_problem(
+    operator: PlanOperator, found: AveragedPotentials, p: int, settings: LossSettings
+) -> AveragedPotentials:
+    """The potentials of one problem; at points of weight zero what the last step would have given."""
+    i, j = operator.problems[p]
+    f, f_before = (operator.unpack_rows(side[p], p) for side in (found.f, found.f_before))
+    g, g_before = (f, f_before) if i == j else (operator.unpack_columns(t[p], p) for t in (found.g, found.g_before))
+    f = filled(operator.cost, (i, j), f, g_before, settings.epsilon, settings.rho)
+    g = f if i == j else filled(operator.cost, (j, i), g, f_before, settings.epsilon, settings.rho)
+    return AveragedPotentials(f, g, f_before, g_before)
 
 
 def combined(dual: list[AveragedPotentials], settings: LossSettings) -> tuple[Tensor, Tensor]:
@@ -153,41 +156,49 @@ def combined(dual: list[AveragedPotentials], settings: LossSettings) -> tuple[Te
 
 
 def _schedule_value(measures: Measures, dual: list[AveragedPotentials], settings: LossSettings) -> Tensor:
-    """GeomLoss's value of potentials: ``<a, f - f_aa> + <b, g - g_bb>``, with a reach bent by ``e^{-f/rho}``.
+    """The value of potentials: ``<a, f - f_aa> + <b, g - g_bb>``, with a reach bent by ``e^{-f/rho}``.
 
     Source: Feydy et al. (2019), equation 8; Sejourne et al. (2019), proposition 12.
     """
     epsilon, rho = settings.epsilon, settings.rho
     if rho is None:
         f, g = combined(dual, settings)
-        return (measures.a * f).sum(1) + (measures.b * g).sum(1)
-    total = torch.zeros_like(measures.a[:, 0])
-    selves = (dual[1].f, dual[2].f) if settings.debias else (0.0 * dual[0].f, 0.0 * dual[0].g)
-    for weights, cross, own in ((measures.a, dual[0].f, selves[0]), (measures.b, dual[0].g, selves[1])):
-        total = total + (weights * _bent_difference(own, cross, rho)).sum(1)
-    return (rho + epsilon / 2) * total
+        total = (measures.a * f).sum(1) + (measures.b * g).sum(1)
+    else:
+        selves = (dual[1].f, dual[2].f) if settings.debias else (0.0 * dual[0].f, 0.0 * dual[0].g)
+        sides = (measures.a, dual[0].f, selves[0]), (measures.b, dual[0].g, selves[1])
+        bent = [(weights * _bent_difference(own, cross, rho)).sum(1) for weights, cross, own in sides]
+        total = (rho + epsilon / 2) * (bent[0] + bent[1])
+    return total - _surplus(measures, settings) if settings.unbalanced and not settings.debias else total
 
 
 def _bent_difference(own: Tensor, cross: Tensor, rho: float) -> Tensor:
-    """``e^{-own/rho} - e^{-cross/rho}``, with all digits where both are near one."""
-    return -(-own / rho).exp() * torch.expm1((own - cross) / rho)
+    """``e^{-own/rho} - e^{-cross/rho}``, with all digits where both are near one, and a number where both are huge."""
+    difference = cross - own
+    return -(-torch.minimum(own, cross) / rho).exp() * torch.expm1(-difference.abs() / rho) * difference.sign()
+
+
+def _surplus(measures: Measures, settings: LossSettings) -> Tensor:
+    """``<a, f> + <b, g>``, or what a reach makes of it, less ``OT(a, b)``: zero where all masses are one."""
+    m, k = measures.a.sum(1), measures.b.sum(1)
+    return settings.epsilon * ((m + k) / 2 - m * k)
 
 
 def _mass_terms(measures: Measures, settings: LossSettings) -> Tensor:
-    """What GeomLoss's value holds beyond ``OT(a, b)``, less half the self terms: zero where all masses are one."""
-    m, k = measures.a.sum(1), measures.b.sum(1)
-    return settings.epsilon * ((m - k).square() / 2 if settings.debias else (m + k) / 2 - m * k)
+    """What the value holds beyond ``OT(a, b)``, less half the self terms: zero where all masses are one."""
+    if settings.debias:
+        return settings.epsilon / 2 * (measures.a.sum(1) - measures.b.sum(1)).square()
+    return torch.zeros_like(measures.a[:, 0]) if settings.unbalanced else _surplus(measures, settings)
 
 
 def _point_gradients(
     measures: Measures, dual: list[AveragedPotentials], settings: LossSettings, wanted: tuple[bool, bool]
 ) -> list[Tensor | None]:
     """``sum_j P_ij (x_i - y_j) - sum_k P^aa_ik (x_i - x_k)`` and the same for ``y``, float64."""
-    present = _with_absent(measures)
     out: list[Tensor | None] = [torch.zeros_like(t, dtype=torch.float64) if w else None
                                 for t, w in zip((measures.x, measures.y), wanted, strict=True)]  # fmt: skip
     for k in range(len(measures.x)):
-        x, y = PointCloud(present.x[k], present.a[k]), PointCloud(present.y[k], present.b[k])
+        x, y = PointCloud(measures.x[k], measures.a[k]), PointCloud(measures.y[k], measures.b[k])
         # own and other are separate clouds even where they are one: the two potentials of its plan differ
         terms = [(0, x, y, dual[0].f[k], dual[0].g_before[k], 1.0), (1, y, x, dual[0].g[k], dual[0].f_before[k], 1.0)]
         if settings.debias:
@@ -210,16 +221,20 @@ def _pull(own: PointCloud, other: PointCloud, f: Tensor, g: Tensor, settings: Lo
     return mass[:, None] * cost.centred(0, torch.float64) - moved
 
 
-def _weight_gradients(dual: list[AveragedPotentials], settings: LossSettings) -> list[Tensor]:
+def _weight_gradients(measures: Measures, dual: list[AveragedPotentials], settings: LossSettings) -> list[Tensor]:
     """Derivatives of the value by ``a`` and ``b``, ``(B, n)`` and ``(B, m)``.
 
-    The potentials of :func:`combined`; with a reach ``(rho + eps) (e^{-f_aa/rho} - e^{-f/rho})``.
+    The potentials of :func:`combined`; with a reach ``(rho + eps) (e^{-f_aa/rho} - e^{-f/rho})``, or without self terms
+    ``(rho + eps) (1 - e^{-f/rho}) - eps (1 - m_b)``.
     """
     epsilon, rho = settings.epsilon, settings.rho
     if rho is None:
-        return list(combined(dual, settings))
-    cross = dual[0].f, dual[0].g
-    if settings.debias:
-        pairs = zip(dual[1:], cross, strict=True)
-        return [(rho + epsilon) * _bent_difference(own.f, side, rho) for own, side in pairs]
-    return [-epsilon / 2 - (rho + epsilon) * torch.expm1(-side / rho) for side in cross]
+        out = list(combined(dual, settings))
+    else:
+        selves = (dual[1].f, dual[2].f) if settings.debias else (0.0 * dual[0].f, 0.0 * dual[0].g)
+        cross = dual[0].f, dual[0].g
+        out = [(rho + epsilon) * _bent_difference(own, side, rho) for own, side in zip(selves, cross, strict=True)]
+    if settings.debias or not settings.unbalanced:
+        return out
+    others = measures.b.sum(1, keepdim=True), measures.a.sum(1, keepdim=True)
+    return [gradient - epsilon * (1 - mass) for gradient, mass in zip(out, others, strict=True)]

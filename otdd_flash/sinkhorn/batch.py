@@ -169,7 +169,7 @@ def _own_frames(clouds: list[PointCloud], sides: list[Problem]) -> list[PointClo
     counts = torch.bincount(index, minlength=len(clouds)).clamp_min(1)[:, None]
     centres = torch.zeros_like(means).index_add_(0, index, means) / counts
     own = centres[index]
-    width = torch.stack([(cloud.points - own[k]).square().sum(1).amax() for k, cloud in enumerate(clouds)]).amax()
+    width = torch.stack([_radius(cloud, own[k]) for k, cloud in enumerate(clouds)]).amax()
     apart = (own - means.mean(0)).square().sum(1).amax()
     if bool(apart <= width):
         return clouds
@@ -177,6 +177,11 @@ def _own_frames(clouds: list[PointCloud], sides: list[Problem]) -> list[PointClo
         replace(cloud, points=(cloud.points.to(torch.float64) - own[k]).to(cloud.points.dtype))
         for k, cloud in enumerate(clouds)
     ]
+
+
+def _radius(cloud: PointCloud, center: Tensor) -> Tensor:
+    """Largest squared distance of a point with weight from the center."""
+    return torch.where(cloud.weights != 0, (cloud.points - center).square().sum(1), 0.0).amax()
 
 
 def _groups(count: int, sides: list[Problem]) -> list[int]:

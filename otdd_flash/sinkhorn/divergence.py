@@ -20,6 +20,7 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
+from otdd_flash.sinkhorn.absent import of_both
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
 from otdd_flash.types import Potentials
@@ -71,11 +72,13 @@ class Divergence:
         converged: every problem met its tolerance.
         epsilon: in units of the cost.
         debiased: whether self terms were subtracted.
-        potentials: ``f (n,), g (m,)`` of the cross problem.
+        potentials: ``f (n,), g (m,)`` of the cross problem; at points of weight zero their c-transforms.
         self_potentials: ``(n,), (m,)`` of the self problems where ``debiased``.
         cost: clouds and ground cost.
         info: backend, precision and memory mode used.
         certificates: dual, primal, marginal error, iterations, convergence and mass of the plan of each problem.
+        rho: strengths of the penalties on the marginals of both clouds, in units of the cost; ``None`` where they are
+            prescribed.
         operator: what the problems were solved with, where it was to be kept.
     """
 
@@ -93,6 +96,7 @@ class Divergence:
     cost: DotProductCost = field(repr=False)
     info: OperatorInfo = field(repr=False)
     certificates: tuple[dict, ...] = field(repr=False)
+    rho: tuple[float | None, float | None] = (None, None)
     operator: PlanOperator | None = field(default=None, repr=False)
 
     @property
@@ -241,6 +245,9 @@ def summarise(
     rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * (largest + solution.epsilon)
     mass_term = solution.epsilon / 2 * _mass_difference(cost) ** 2 if debiased else 0.0
     cross = solution.potentials(problems[0])
+    rho = solution.options.rho_x, solution.options.rho_y
+    if len(set(solution.operator.problems[problems[0]])) == 1:
+        cross = of_both(cost, cross, solution.epsilon, rho)
     selves: tuple[Tensor, Tensor] | None = None
     if debiased:
         selves = (
@@ -252,7 +259,7 @@ def summarise(
         value=float(weight @ dual) + mass_term, primal=float(weight @ primal) + mass_term, gap=gap,
         error=gap + rounding, marginal_error=float(error.max()), iterations=int(iterations.max()),
         converged=bool(converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
-        self_potentials=selves, cost=cost, info=info,
+        self_potentials=selves, cost=cost, info=info, rho=rho,
         certificates=tuple(
             {
                 "problem": names[k], "dual": float(dual[k]), "primal": float(primal[k]),
@@ -265,8 +272,11 @@ def summarise(
 
 
 def same_cloud(cost: DotProductCost) -> bool:
-    """Whether both clouds hold the same points and weights, and labels that the table cannot tell apart."""
-    x, y = cost.clouds
+    """Whether both clouds hold the same points and weights, and labels that the table cannot tell apart.
+
+    Points of weight zero are left aside.
+    """
+    x, y = cost.supported.clouds
     if x.points.shape != y.points.shape or not torch.equal(x.points, y.points) or not torch.equal(x.weights, y.weights):
         return False
     if cost.table is None or x.labels is None or y.labels is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
 from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
+from otdd_flash.sinkhorn.absent import c_transform, rows_against
 from otdd_flash.types import Potentials
 
 
@@ -63,6 +64,8 @@ class TransportPlan:
     def map(self, y: Tensor | None = None) -> Tensor:
         """Barycentric projection ``(P y)_i / (P 1)_i`` of each source point: ``(n, d)``.
 
+        A source point of weight zero goes where its potential, the c-transform, would send mass put there.
+
         Args:
             y: ``(m, w)`` values at the target points; default the target points themselves.
         """
@@ -71,7 +74,9 @@ class TransportPlan:
         found = self._product(v=values)
         assert found.pv is not None
         assert found.r is not None
-        return found.pv / found.r[:, None]
+        image = found.pv / found.r[:, None]
+        lost = (found.r == 0).nonzero()[:, 0]
+        return image.index_copy(0, lost, self._image_of(lost, values)) if len(lost) else image
 
     def class_coupling(self, source_labels: Tensor, target_labels: Tensor) -> Tensor:
         """``(c, c')`` mass sent from each source class to each target class; rows sum to the class weights.
@@ -103,6 +108,15 @@ class TransportPlan:
         """The plan, or its transpose, times float64 columns."""
         v, u = (None if side is None else side.to(torch.float64) for side in (v, u))
         return self._operator.apply_plan(0, *self.potentials, self.epsilon, v=v, u=u)
+
+    def _image_of(self, rows: Tensor, values: Tensor) -> Tensor:
+        """The images of source points without mass: their rows of the plan, each scaled to mass one."""
+        operator = rows_against(self.cost, self.problem, rows, self.epsilon)
+        f = c_transform(operator, self.potentials.g, self.epsilon)
+        found = operator.apply_plan(0, f, self.potentials.g, self.epsilon, v=values.to(torch.float64))
+        assert found.pv is not None
+        assert found.r is not None
+        return found.pv / found.r[:, None]
 
     @cached_property
     def _operator(self) -> PlanOperator:

@@ -23,6 +23,7 @@ from torch import Tensor
 from otdd_flash.checks import check_count, check_number
 from otdd_flash.ops.base import PlanOperator, on_device
 from otdd_flash.ops.steps import vectors_of
+from otdd_flash.sinkhorn.absent import everywhere
 from otdd_flash.sinkhorn.anderson import Anderson, FusedAnderson
 from otdd_flash.sinkhorn.penalty import Penalty, best_shift
 from otdd_flash.sinkhorn.recording import Recorder
@@ -124,10 +125,13 @@ class Solution:
     history: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     def potentials(self, problem: int) -> Potentials:
-        """``f (n,), g (m,)`` of one problem in the clouds' own order."""
-        return Potentials(
+        """``f (n,), g (m,)`` of one problem in the clouds' own order, c-transforms at points of weight zero."""
+        found = Potentials(
             self.operator.unpack_rows(self.f[problem], problem), self.operator.unpack_columns(self.g[problem], problem)
         )
+        pair = self.operator.problems[problem]
+        rho = self.options.penalty_of(pair[0]), self.options.penalty_of(pair[1])
+        return everywhere(self.operator.cost, pair, found, self.epsilon, rho)
 
 
 Progress = Callable[[str, int, float], None]
