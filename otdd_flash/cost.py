@@ -35,9 +35,7 @@ class PointCloud:
 
     def take(self, rows: Tensor) -> PointCloud:
         """The points ``rows`` alone, with their weights and labels."""
-        return PointCloud(
-            self.points[rows], self.weights[rows], None if self.labels is None else self.labels[rows]
-        )
+        return PointCloud(self.points[rows], self.weights[rows], None if self.labels is None else self.labels[rows])
 
 
 class Factors(NamedTuple):
@@ -93,7 +91,7 @@ class DotProductCost:
         """Of each cloud the rows ``(k,)`` whose weight is not zero, or ``None`` where that is every row."""
         present = [cloud.weights != 0 for cloud in self.clouds]
         whole = torch.stack([rows.all() for rows in present]).tolist()  # one look from the host
-        return tuple(None if all_of_it else rows.nonzero()[:, 0] for all_of_it, rows in zip(whole, present, strict=True))
+        return tuple(None if every else rows.nonzero()[:, 0] for every, rows in zip(whole, present, strict=True))
 
     @cached_property
     def supported(self) -> DotProductCost:

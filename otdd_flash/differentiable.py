@@ -53,8 +53,8 @@ def differentiable_distance(
         **overrides: fields of the options.
 
     Raises:
-        ValueError: attached moments of another label distance, an unbalanced problem, a convention of another tool, or
-            ``max_samples``, which would hide which rows have gradients.
+        ValueError: attached moments of another label distance, a convention of another tool, or ``max_samples``, which
+            would hide which rows have gradients.
 
     >>> import otdd_flash as otdd, torch
     >>> x = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
@@ -91,8 +91,6 @@ def _refuse(options: DistanceOptions, moments: Moments) -> None:
     """What a derivative would be silently wrong for."""
     if options.max_samples is not None:
         raise ValueError("max_samples draws rows inside: subsample the data sets first (otdd_flash.data.subsample)")
-    if any(value is not None for value in (options.reach, options.reach_x, options.reach_y)):
-        raise ValueError("derivatives are of balanced problems: leave reach at None")
     if options.convention is not None:
         raise ValueError("the number of another tool's convention is not converged and has no gradient of its own")
     labelled = options.label_weight != 0 and options.label_distance is not None

@@ -36,7 +36,8 @@ class SamplesLoss(nn.Module):
     ``(B, n, d)``, weights ``(n,)`` or ``(B, n)``. Gradients with respect to points and weights are those of the
     transport problem at its optimal potentials (envelope theorem), of first order, in the dtype of each input.
     GeomLoss's own are the same for ``reach=None``; with a ``reach`` they are too small by the factor
-    ``(rho + eps/2) / (rho + eps)``, here they are not.
+    ``(rho + eps/2) / (rho + eps)``, here they are not. With a ``reach`` and without ``debias`` GeomLoss's value holds a
+    constant more, ``eps ((m_a + m_b)/2 - m_a m_b)`` of the masses. A point of weight zero is no point.
 
     Args:
         loss: ``"sinkhorn"``.
@@ -44,7 +45,8 @@ class SamplesLoss(nn.Module):
         blur: ``epsilon = blur^2``, in units of distance.
         reach: ``rho = reach^2`` of the KL penalty on the marginals, in units of distance; ``None`` prescribes them, as
             does, between equal masses, a reach beyond ``1e6`` times blur and bounding box.
-        diameter: where the schedule starts, in units of distance; ``None`` for that of the bounding box.
+        diameter: where the schedule starts, in units of distance; ``None`` for that of the bounding box of the points
+            with weight.
         scaling: factor of the blur from one step of the schedule to the next.
         truncate: of GeomLoss's multiscale backend; nothing is truncated here.
         cost: must be ``None``.
@@ -239,7 +241,8 @@ def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measu
     weights = [_weights(w, p, name) for w, p, name in zip((a, b), (x, y), ("a", "b"), strict=True)]
     # one shift a pair, kept off the tape: the loss does not depend on it, and float32 keeps its digits
     shares = [(w.detach() / w.detach().sum(1, keepdim=True))[:, None] for w in weights]
-    centre = sum(s @ p.detach().to(torch.float64) for s, p in zip(shares, points, strict=True)) / 2
+    means = [s @ p.detach().to(torch.float64) for s, p in zip(shares, points, strict=True)]
+    centre = (means[0] + means[1]) / 2
     points = [p - centre.to(dtype) for p in points]
     return Measures(points[0], weights[0], points[1], weights[1])
 

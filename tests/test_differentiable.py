@@ -115,7 +115,6 @@ def test_dataset_distance_itself_takes_features_that_require_gradients() -> None
     [
         ({"label_distance": "sinkhorn"}, "no attached moments"),
         ({"max_samples": 10}, "subsample"),
-        ({"reach": 1.0}, "balanced"),
         ({"convention": "microsoft"}, "no gradient"),
         ({"moments": "both"}, "moments must be"),
     ],

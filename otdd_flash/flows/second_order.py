@@ -70,7 +70,9 @@ class SinkhornObjective:
     def __call__(self, x: Tensor) -> SinkhornEvaluation:
         """Solve at ``x (n, d)``."""
         points = x.detach().clone().requires_grad_()
-        inputs = DivergenceInputs.prepare(points, self.y, a=self.a, b=self.b, labels=self.labels)
+        inputs = DivergenceInputs.prepare(
+            points, self.y, a=self.a, b=self.b, labels=self.labels, normalise=self.options.balanced
+        )
         same = x.shape == self.y.shape and torch.equal(x, self.y)
         found = inputs.solve(
             self.epsilon, debiased=self.debiased, options=self.options, execution=self.execution,

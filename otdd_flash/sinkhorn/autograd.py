@@ -93,7 +93,9 @@ def differentiable_divergence(
         y: ``(m, d)`` points.
         epsilon: in units of the cost; a constant.
         a: ``(n,)`` weights, default uniform; used as ``a / sum(a)``, so that the gradient is the potential
-            ``f - f_self`` less its mean under ``a``, divided by ``sum(a)``. A point of weight zero is no point.
+            ``f - f_self`` less its mean under ``a``, divided by ``sum(a)``. In an unbalanced problem (``rho_x`` or
+            ``rho_y`` in ``options``) their sum is the mass of the cloud, and they are used as they are. A point of
+            weight zero is no point; its gradient is that of the mass which would be put there.
         b: ``(m,)`` weights.
         labels: label part of the cost.
         feature_weight: ``w``; a float or a tensor of no dimension.
@@ -105,11 +107,13 @@ def differentiable_divergence(
         Value and certificate; not converged is warned of.
 
     Raises:
-        ValueError: shapes or weights that do not fit, an unbalanced problem.
+        ValueError: shapes or weights that do not fit.
 
     Source: Feydy et al. (2019), section 3.2, for the gradient.
     """
-    inputs = DivergenceInputs.prepare(x, y, a=a, b=b, labels=labels, feature_weight=feature_weight)
+    inputs = DivergenceInputs.prepare(
+        x, y, a=a, b=b, labels=labels, feature_weight=feature_weight, normalise=options.balanced
+    )
     found = inputs.solve(epsilon, debiased=debiased, options=options, execution=execution)
     report_convergence(found.converged, found.marginal_error, found.iterations, options, strict=False)
     return DifferentiableDivergence(inputs.attach(found), found)
@@ -122,8 +126,8 @@ class DivergenceInputs:
     Args:
         x: ``(n, d)``.
         y: ``(m, d)``.
-        a: ``(n,)`` float64, sum one.
-        b: ``(m,)`` float64, sum one.
+        a: ``(n,)`` float64; sum one, or the mass of the cloud in an unbalanced problem.
+        b: ``(m,)`` float64, likewise.
         feature_weight: float64 of no dimension.
         table: ``(C, C)`` float64, label weight included, symmetric; ``None`` without labels.
         x_labels: ``(n,)`` rows of the table.
@@ -149,8 +153,9 @@ class DivergenceInputs:
         b: Tensor | None = None,
         labels: LabelTerm | None = None,
         feature_weight: float | Tensor = 1.0,
+        normalise: bool = True,
     ) -> DivergenceInputs:
-        """Check, cast and normalise; see :func:`differentiable_divergence`."""
+        """Check, cast and (unless the problem is unbalanced) normalise; see :func:`differentiable_divergence`."""
         x, y = _points(x, "x"), _points(y, "y")
         if x.shape[1] != y.shape[1] or x.device != y.device:
             raise ValueError(
@@ -160,7 +165,8 @@ class DivergenceInputs:
         scale = torch.as_tensor(feature_weight, dtype=torch.float64, device=x.device)
         if scale.dim() or not 0 <= float(scale.detach()) < torch.inf:
             raise ValueError(f"feature_weight must be one non-negative finite number, got {feature_weight}")
-        inputs = cls(x, y, _weights(a, x, "a"), _weights(b, y, "b"), scale)
+        a, b = (_weights(*side, normalise=normalise) for side in ((a, x, "a"), (b, y, "b")))
+        inputs = cls(x, y, a, b, scale)
         if labels is None:
             return inputs
         table = _table(labels, x.device)
@@ -186,8 +192,6 @@ class DivergenceInputs:
         initial: list[Potentials] | None = None,
     ) -> Divergence:
         """Solve at the present values, from ``initial`` potentials where given."""
-        if options.rho_x is not None or options.rho_y is not None:
-            raise ValueError("derivatives are of balanced problems: leave rho_x and rho_y at None")
         return divergence(
             self.cost(), epsilon, debiased=debiased, options=options, execution=execution, initial=initial,
             keep_operator=True,
@@ -273,7 +277,7 @@ def _points(points: Tensor, name: str) -> Tensor:
     return points if points.dtype in (torch.float32, torch.float64) else points.to(torch.float32)
 
 
-def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
+def _weights(weights: Tensor | None, points: Tensor, name: str, *, normalise: bool) -> Tensor:
     n = points.shape[0]
     if weights is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device)
@@ -283,7 +287,7 @@ def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
     total = float(weights.detach().sum())
     if not (bool((weights.detach() >= 0).all()) and 0 < total < torch.inf):
         raise ValueError(f"{name} must be non-negative and finite with a positive sum, got sum {total}")
-    return weights / weights.sum()
+    return weights / weights.sum() if normalise else weights
 
 
 def _table(labels: LabelTerm, device: torch.device) -> Tensor:

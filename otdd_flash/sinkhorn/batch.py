@@ -66,7 +66,7 @@ def sinkhorn_batch(
     pairs = [_four(pair, k) for k, pair in enumerate(problems)]
     if not pairs:
         return []
-    normalise = options.rho_x is None and options.rho_y is None
+    normalise = options.balanced
     clouds, sides = _distinct_clouds(pairs, normalise=normalise)
     cost = DotProductCost.build(_own_frames(clouds, sides))
     batch = _Batch([], {})

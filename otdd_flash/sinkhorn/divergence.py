@@ -186,7 +186,7 @@ def sinkhorn_divergence(
     Raises:
         ValueError: shapes or weights that do not fit.
     """
-    normalise = options.rho_x is None and options.rho_y is None
+    normalise = options.balanced
     clouds = [make_cloud(*side, normalise=normalise) for side in ((x, a, "x"), (y, b, "y"))]
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}: embed or project them to one width")
@@ -304,7 +304,7 @@ def _without_weightless_penalties(cost: DotProductCost, options: SolverOptions) 
 
 def check_masses(cost: DotProductCost, options: SolverOptions) -> None:
     """Refuse two hard constraints that no plan can meet."""
-    if options.rho_x is not None or options.rho_y is not None:
+    if not options.balanced:
         return
     masses = [float(cloud.weights.sum()) for cloud in cost.clouds]
     if abs(masses[0] - masses[1]) > 1e-6 * max(masses):

@@ -24,8 +24,8 @@ class SinkhornHessian:
     plan's derivative; memory is O((n + m) d). Where the divergence was solved with stored costs the plan is stored too.
 
     Args:
-        found: a converged, balanced divergence, labelled or not, debiased or not. Its marginal error carries over to
-            the products: solve to a tolerance well below the accuracy wanted.
+        found: a converged divergence, balanced or not, labelled or not, debiased or not. Its marginal error carries
+            over to the products: solve to a tolerance well below the accuracy wanted.
         side: whose points move, ``x`` or ``y``.
         memory: ``streamed``, ``cached`` (plans as matrices), or ``auto`` for what the solve had.
         options: accuracy of the linear system.

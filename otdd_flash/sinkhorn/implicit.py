@@ -15,6 +15,11 @@ Second, by the implicit function theorem. Along a direction of the inputs the co
 ``C'`` has low rank, so all sums stream. The system is reduced to ``diag(c) - P^T diag(1/r) P``, which is positive
 semi-definite with the constants as kernel, and solved by conjugate gradients; a symmetric problem has ``f' = g'`` and
 the well-conditioned ``diag(r) + P``.
+
+Unbalanced, ``r = a e^{-f/rho}`` at the solution: ``dOT/da_i = (rho + eps) (1 - e^{-f_i/rho}) - eps (1 - m_b)``, and in
+the system ``diag(r)`` becomes ``(1 + eps/rho_x) diag(r)``, ``diag(c)`` likewise; the other formulas stay.
+
+Points of weight zero take no part. The derivative by their weight is that formula at their potential, the c-transform.
 """
 
 from __future__ import annotations
@@ -30,7 +35,8 @@ from torch import Tensor
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.sinkhorn.krylov import LinearSolution, conjugate_gradients
 from otdd_flash.sinkhorn.motion import ClassColumns, Fields, Motion, batched
-from otdd_flash.sinkhorn.products import PlanProducts
+from otdd_flash.sinkhorn.penalty import Penalty
+from otdd_flash.sinkhorn.products import PlanProducts, on_support
 
 
 class Wanted(NamedTuple):
@@ -84,7 +90,7 @@ class Derivatives:
     """Gradient and Hessian products of one solved divergence.
 
     Args:
-        found: the solved divergence; balanced.
+        found: the solved divergence.
         stored: keep the plans as matrices for Hessian products, which are then cheaper by far.
         options: accuracy of the linear solves.
         fixed_target: the self term of the second cloud is a constant, table included.
@@ -103,6 +109,7 @@ class Derivatives:
         weights given by ``found.marginal_error`` in L1, and the gradients' error is proportional to that.
         """
         found = self._combine(lambda p, w, _, onto: _gradient(p, w, onto), wanted, None)
+        found = self._at_all_points(self._with_mass_term(found, self._mass_difference))
         if not self.found.identical:
             return found
         # one cloud on both sides: both terms are the same sums, taken in another order
@@ -112,7 +119,17 @@ class Derivatives:
         )  # fmt: skip
 
     def hessian(self, direction: Fields, wanted: Wanted) -> Fields:
-        """The entries asked for of the Hessian times ``s`` directions, each with a leading dimension ``s``."""
+        """The entries asked for of the Hessian times ``s`` directions, each with a leading dimension ``s``.
+
+        Raises:
+            NotImplementedError: in weights some of which are zero.
+        """
+        of_weights = wanted.a or wanted.b or direction.a is not None or direction.b is not None
+        if of_weights and self.found.cost.supported is not self.found.cost:
+            raise NotImplementedError(
+                "second derivatives in weights some of which are zero are not available: leave these points out, or "
+                "detach the weights"
+            )
 
         def product(p: PlanProducts, want: Wanted, along: Fields | None, onto: Tensor | None) -> Fields:
             assert along is not None
@@ -121,18 +138,67 @@ class Derivatives:
                 p.store()
             return _hessian(p, want, along, self._solve(p))
 
-        return self._combine(product, wanted, direction)
+        sides = zip((direction.x, direction.y), self.found.cost.supports, strict=True)
+        x, y = (moved if moved is None or rows is None else moved[:, rows] for moved, rows in sides)
+        direction = direction._replace(x=x, y=y)
+        change = sum(
+            sign * t.sum(1, keepdim=True) for sign, t in ((1, direction.a), (-1, direction.b)) if t is not None
+        )
+        return self._at_all_points(self._with_mass_term(self._combine(product, wanted, direction), change))
 
     @cached_property
     def cross(self) -> PlanProducts:
         """The plan between the two clouds."""
-        return PlanProducts(self.found, (0, 1))
+        return PlanProducts(self._present, (0, 1))
 
     @cached_property
     def selves(self) -> tuple[PlanProducts, PlanProducts]:
         """The plans of the self terms."""
-        one, other = (PlanProducts(self.found, (i, i)) for i in (0, 1))
+        one, other = (PlanProducts(self._present, (i, i)) for i in (0, 1))
         return one, other
+
+    @cached_property
+    def _present(self) -> Divergence:
+        """The same divergence without the points of weight zero."""
+        return on_support(self.found)
+
+    @property
+    def _mass_difference(self) -> Tensor:
+        x, y = self.found.cost.clouds
+        return x.weights.sum() - y.weights.sum()
+
+    def _with_mass_term(self, found: Fields, change: Tensor | int) -> Fields:
+        """The derivative of ``eps/2 (m(a) - m(b))^2`` added to what the self terms leave."""
+        if not self.found.debiased:
+            return found
+        step = self.found.epsilon * change
+        return found._replace(
+            a=None if found.a is None else found.a + step, b=None if found.b is None else found.b - step
+        )
+
+    def _at_all_points(self, found: Fields) -> Fields:
+        """Entries of the points with weight among those of all: nothing pulls at a point without."""
+        out = found._asdict()
+        for side, rows in enumerate(self.found.cost.supports):
+            points, weights = out["xy"[side]], out["ab"[side]]
+            n = self.found.cost.clouds[side].n
+            if rows is not None and points is not None:
+                dim = points.dim() - 2
+                shape = (*points.shape[:dim], n, points.shape[-1])
+                out["xy"[side]] = points.new_zeros(shape).index_copy_(dim, rows, points)
+            if rows is not None and weights is not None:
+                out["ab"[side]] = self._slopes(side).index_copy_(0, rows, weights)
+        return Fields(**out)
+
+    def _slopes(self, side: int) -> Tensor:
+        """The derivative by each weight of one cloud, from the potentials alone."""
+        found, rho = self.found, self.found.rho[side]
+        masses = [cloud.weights.sum() for cloud in found.cost.clouds]
+        slope = mass_slope(found.potentials[side], found.epsilon, rho, masses[1 - side])
+        if not found.debiased or found.self_potentials is None:
+            return slope
+        own = mass_slope(found.self_potentials[side], found.epsilon, rho, masses[side])
+        return slope - own + found.epsilon * (masses[side] - masses[1 - side])
 
     def _combine(self, term: _Term, wanted: Wanted, direction: Fields | None) -> Fields:
         """``cross - (self of x)/2 - (self of y)/2``; the points and weights of a self term count twice.
@@ -179,26 +245,30 @@ class Derivatives:
 
 
 def _symmetric_system(p: PlanProducts, rows: Tensor, limits: dict) -> tuple[LinearSolution, Tensor, Tensor]:
-    """``(diag(r) + P) h' = rows``; a point of weight zero is left alone."""
-    r, _ = p.marginals
+    """``((1 + eps/rho) diag(r) + P) h' = rows``."""
+    r, _ = (slack * sums for slack, sums in zip(p.slacks, p.marginals, strict=True))
     diagonal = torch.where(r > 0, r, 1.0)
     found = conjugate_gradients(lambda h: diagonal[:, None] * h + p.forward(h), rows.T, diagonal=diagonal, **limits)
     return found, found.x.T, found.x.T
 
 
 def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tuple[LinearSolution, Tensor, Tensor]:
-    """``(diag(c) - P^T diag(1/r) P) g' = columns - P^T (rows / r)``, then ``f' = (rows - P g') / r``."""
-    r, c = p.marginals
+    """``(diag(c) - P^T diag(1/r) P) g' = columns - P^T (rows / r)``, then ``f' = (rows - P g') / r``.
+
+    In an unbalanced problem ``r`` and ``c`` stand for their multiples by ``1 + eps/rho``, and the kernel is empty.
+    """
+    r, c = (slack * sums for slack, sums in zip(p.slacks, p.marginals, strict=True))
+    kernel = (c > 0).to(c) if p.slacks == (1.0, 1.0) else None
     inverse = torch.where(r > 0, 1.0 / torch.where(r > 0, r, 1.0), 0.0)[:, None]
     diagonal = torch.where(c > 0, c, 1.0)
     # sharp plans: the Schur complement's own diagonal, kept positive, is the better preconditioner
-    precondition = torch.maximum(diagonal - p.squares, 1e-3 * diagonal)
+    precondition = torch.maximum(diagonal - p.squares / p.slacks[0], 1e-3 * diagonal)
 
     def matvec(g: Tensor) -> Tensor:
         return diagonal[:, None] * g - p.backward(inverse * p.forward(g))
 
     right = columns.T - p.backward(inverse * rows.T)
-    found = conjugate_gradients(matvec, right, diagonal=precondition, kernel=(c > 0).to(c), **limits)
+    found = conjugate_gradients(matvec, right, diagonal=precondition, kernel=kernel, **limits)
     return found, (inverse * (rows.T - p.forward(found.x))).T, found.x.T
 
 
@@ -237,9 +307,9 @@ def _gradient(p: PlanProducts, wanted: Wanted, onto: Tensor | None) -> Fields:
         if found.ptu is not None and c is not None and wanted.y:
             out["y"][:, columns] = torch.addcmul(found.ptu.neg(), c[:, None].to(y.dtype), y).mul_(2 * w)
         if last and wanted.a:
-            out["a"] = _potential(p.potentials.f, p.a, r, p.epsilon)
+            out["a"] = _mass_gradient(p, 0, r)
         if last and wanted.b and c is not None:
-            out["b"] = _potential(p.potentials.g, p.b, c, p.epsilon)
+            out["b"] = _mass_gradient(p, 1, c)
         if last and labels is not None:
             out["table"] = labels.scatter(pv[None, :, d + wanted.weight :].to(torch.float64))[0]
     return Fields(**out)
@@ -285,9 +355,9 @@ def _hessian(p: PlanProducts, wanted: Wanted, along: Fields, solve: Callable) ->
         if along.weight is not None:
             out["y"] += 2 * along.weight[:, None, None] * ey
     if wanted.a:
-        out["a"] = f
+        out["a"] = _moved_slope(p, 0, f, along.b)
     if wanted.b:
-        out["b"] = g
+        out["b"] = _moved_slope(p, 1, g, along.a)
     if wanted.weight:
         out["weight"] = torch.stack([_mean_distance(p.x, entry[:, -1], entry) for entry in dpv])
         for points, error in ((along.x, ex), (along.y, ey)):
@@ -315,6 +385,24 @@ def _mean_distance(x: Tensor, mass: Tensor, image: Tensor) -> Tensor:
     return mass @ x.square().sum(1) + image[:, d].sum() - 2 * (x * image[:, :d]).sum()
 
 
-def _potential(potential: Tensor, weights: Tensor, marginal: Tensor, epsilon: float) -> Tensor:
-    """The potential after a full step, which is what the marginal demands; as it is where there is no weight."""
-    return potential + epsilon * torch.where(weights > 0, weights / marginal, 1.0).log()
+def mass_slope(potential: Tensor, epsilon: float, rho: float | None, other_mass: Tensor) -> Tensor:
+    """``dOT/da_i = (rho + eps) (1 - e^{-f_i/rho}) - eps (1 - m_b)``; ``f_i - eps (1 - m_b)`` for a hard constraint."""
+    bent = potential if rho is None else -(rho + epsilon) * torch.expm1(-potential / rho)
+    return bent - epsilon * (1 - other_mass)
+
+
+def _mass_gradient(p: PlanProducts, side: int, marginal: Tensor) -> Tensor:
+    """:func:`mass_slope` of the potential after a full step, which is what the marginal demands."""
+    weights, other = (p.a, p.b) if side == 0 else (p.b, p.a)
+    damping = Penalty([p.rho[side]], weights.device).damping(p.epsilon)[0]
+    potential = p.potentials[side]
+    step = p.epsilon * torch.where(marginal > 0, weights / marginal, 1.0).log()  # a sum may underflow
+    after = potential + step if p.rho[side] is None else damping * (potential + step)
+    return mass_slope(after, p.epsilon, p.rho[side], other.sum())
+
+
+def _moved_slope(p: PlanProducts, side: int, change: Tensor, other_change: Tensor | None) -> Tensor:
+    """Derivative of :func:`mass_slope` along directions that move the potential and the other side's weights."""
+    rho = p.rho[side]
+    out = change if rho is None else p.slacks[side] * (-p.potentials[side] / rho).exp() * change
+    return out if other_change is None else out + p.epsilon * other_change.sum(1, keepdim=True)

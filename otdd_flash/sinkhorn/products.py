@@ -10,6 +10,7 @@ then one matrix product and no exponential.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, Factors
 from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
+from otdd_flash.ops.support import SupportOperator
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.types import Potentials
 
@@ -37,6 +39,8 @@ class PlanProducts:
         self.problem, self.epsilon = problem, found.epsilon
         self.symmetric = problem[0] == problem[1]
         self.potentials = _potentials(found, problem)
+        self.rho = found.rho[problem[0]], found.rho[problem[1]]
+        self.slacks = tuple(1.0 if rho is None else 1.0 + found.epsilon / rho for rho in self.rho)
         self.dtype = torch.float64 if found.info.precision == "fp64" else torch.float32
         self._backend, self._precision = _BACKENDS[found.info.backend], found.info.precision
         self._kept = found.operator
@@ -193,6 +197,23 @@ class PlanProducts:
             memory="streamed",
         )  # fmt: skip
         return operator, 0
+
+
+def on_support(found: Divergence) -> Divergence:
+    """A divergence without its points of weight zero; itself where there are none."""
+    cost = found.cost.supported
+    if cost is found.cost:
+        return found
+
+    def kept(f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = (t if rows is None else t[rows] for t, rows in zip((f, g), found.cost.supports, strict=True))
+        return one, other
+
+    operator = found.operator.inner if isinstance(found.operator, SupportOperator) else None
+    selves = None if found.self_potentials is None else kept(*found.self_potentials)
+    return replace(
+        found, cost=cost, potentials=Potentials(*kept(*found.potentials)), self_potentials=selves, operator=operator
+    )
 
 
 def _potentials(found: Divergence, problem: tuple[int, int]) -> Potentials:

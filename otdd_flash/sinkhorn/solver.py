@@ -78,6 +78,11 @@ class SolverOptions:
         for name in ("rho_x", "rho_y"):
             check_number(f"{name} (None for a hard constraint)", getattr(self, name), optional=True)
 
+    @property
+    def balanced(self) -> bool:
+        """Whether the marginals of both clouds are prescribed."""
+        return self.rho_x is None and self.rho_y is None
+
     def penalty_of(self, cloud: int) -> float | None:
         """Strength of the penalty on marginals of one cloud of a cost.
 

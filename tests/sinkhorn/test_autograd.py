@@ -314,7 +314,6 @@ def test_not_converged_is_said() -> None:
         ({"a": torch.ones(5)}, "a must have shape"),
         ({"b": -torch.ones(9)}, "b must be non-negative"),
         ({"feature_weight": -1.0}, "feature_weight"),
-        ({"options": SolverOptions(rho_x=1.0)}, "balanced"),
         ({"labels": LabelTerm(torch.zeros(2, 3), torch.zeros(12).long(), torch.zeros(9).long())}, "table must be"),
         ({"labels": LabelTerm(torch.zeros(2, 2), torch.zeros(12).long(), torch.full((9,), 2))}, "y_labels must lie"),
     ],
