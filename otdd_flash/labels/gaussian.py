@@ -11,7 +11,7 @@ rows, ``||Z Z'^T||_nuclear / sqrt(n n')``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,24 +54,35 @@ def gaussian_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, An
     return table.fill_diagonal_(0.0), {"error": error, "ranks": ranks}
 
 
-def nuclear_norms(factors: Sequence[Tensor]) -> Tensor:
-    """``(c, c)`` nuclear norms of ``F_i F_j^T`` for all pairs, in batches of pairs of like rank.
+def nuclear_norms(factors: Sequence[Tensor], wanted: Sequence[bool] | None = None) -> Tensor:
+    """``(c, c)`` nuclear norms of ``F_i F_j^T``, in batches of pairs of like rank.
 
     Args:
         factors: ``c`` matrices ``(r_i, d)``, float64.
+        wanted: of which factors all pairs are wanted; the entries of other pairs are zero. Default all.
 
     Returns:
         Symmetric ``(c, c)`` float64 table; the diagonal is ``tr F_i F_i^T``.
     """
-    order = sorted(range(len(factors)), key=lambda i: factors[i].shape[0])
     table = torch.diag(torch.stack([factor.square().sum() for factor in factors]))
-    for position, i in enumerate(order):
-        for chunk in _chunks(order[position + 1 :], factors):
-            stack = pad_sequence([factors[j] for j in chunk], batch_first=True)  # zero rows add no singular value
-            norms = _nuclear_norm(factors[i] @ stack.mT)
-            table[i, chunk] = norms
-            table[chunk, i] = norms
+    for i, others, products in pair_batches(factors, wanted or [True] * len(factors)):
+        norms = _nuclear_norm(products)
+        table[i, others] = norms
+        table[others, i] = norms
     return table
+
+
+def pair_batches(factors: Sequence[Tensor], wanted: Sequence[bool]) -> Iterator[tuple[int, list[int], Tensor]]:
+    """All pairs with a wanted member once, as ``i``, some ``j`` and the products ``F_i F_j^T`` of these.
+
+    Products ``(B, r_i, r)`` are padded with zero columns, which add no singular value; ``r_i`` is the least rank.
+    """
+    order = sorted(range(len(factors)), key=lambda i: factors[i].shape[0])
+    for position, i in enumerate(order):
+        others = [j for j in order[position + 1 :] if wanted[i] or wanted[j]]
+        for chunk in _chunks(others, factors):
+            stack = pad_sequence([factors[j] for j in chunk], batch_first=True)
+            yield i, chunk, factors[i] @ stack.mT
 
 
 def _nuclear_norm(matrices: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from otdd_flash.types import LabeledDataset
 
 _BLOCK_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
+_PIECE_ELEMENTS = 1 << 20  # 8 MiB where several copies of the rows are at work
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,11 @@ class ClassSample:
     def _rows_per_block(self) -> int:
         width = max(self.x.shape[1], 1)
         return max(_BLOCK_ELEMENTS // width, 2 * width)  # fewer rows would make the block-wise QR wasteful
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions of the rows in ``x`` and their weights, a few at a time: float64 copies stay small."""
+        rows = max(1, _PIECE_ELEMENTS // max(self.x.shape[1], 1))
+        return zip(self.index.split(rows), self.weights.split(rows), strict=True)
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Float64 rows and their weights, block by block."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import otdd_flash as otdd
-from otdd_flash.labels import attached
+from otdd_flash.labels import attached, samples
 from otdd_flash.labels.attached import attached_table
 from otdd_flash.types import LabeledDataset
 from tests.live_bytes import LiveBytes
@@ -25,7 +25,7 @@ def blobs(n: int, d: int, seed: int, *, dtype: torch.dtype = torch.float64) -> L
 @pytest.mark.parametrize("method", ["means", "gaussian_diag"])
 def test_second_derivatives(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By differences of the gradient, over several blocks of rows a class."""
-    monkeypatch.setattr(attached, "_BLOCK_ELEMENTS", 6)
+    monkeypatch.setattr(samples, "_PIECE_ELEMENTS", 6)
     data, target = blobs(12, 2, 0), blobs(9, 2, 1)
 
     def table(x: Tensor) -> Tensor:
@@ -70,8 +70,8 @@ def test_nothing_of_the_size_of_the_features_is_formed_but_the_gradient(
 ) -> None:
     data, target = blobs(4000, 50, 1, dtype=torch.float32), blobs(400, 50, 2, dtype=torch.float32)
     size = data.x.numel() * data.x.element_size()
-    monkeypatch.setattr(attached, "_BLOCK_ELEMENTS", 2000)
-    monkeypatch.setattr("otdd_flash.labels.samples._BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr(samples, "_PIECE_ELEMENTS", 2000)
+    monkeypatch.setattr(samples, "_BLOCK_ELEMENTS", 2000)
     x = data.x.clone().requires_grad_()
     with LiveBytes() as alive:
         table = attached_table(replace(data, x=x), target, method)

@@ -1,0 +1,148 @@
+"""Bures distances between the covariances of classes as a function of their samples.
+
+With ``Z`` the centred rows of a class times the roots of their weights, ``S = Z^T Z``, and ``Z_i Z_j^T = U D V^T``,
+
+    B_ij = |Z_i|^2 + |Z_j|^2 - 2 tr D        dB_ij/dZ_i = 2 (Z_i - U V^T Z_j)
+
+All of it lives in the span of the samples: a class of few samples in many features has small matrices. One of more
+samples than features enters by a factor ``Z = Q F`` of as many rows as features, with ``Q^T Q = I``: the derivative by
+``Z_i`` is ``2 Z_i F_i^+ (F_i - U V^T F_j)`` for ``F_i F_j^T = U D V^T``.
+
+That is the gradient where the distance has one, classes of few samples included, whose span turns with them. Where it
+has none, in directions that a class of many samples lacks, it is the subgradient without a part there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from otdd_flash.labels.gaussian import nuclear_norms, pair_batches, polar_factor
+from otdd_flash.labels.samples import ClassSample
+
+_Sides = tuple[Sequence[ClassSample], Sequence[ClassSample]]
+_LOST = 1e-7  # of the largest deviation of a class of many samples: directions below it are absent
+_NOISE = 1e-12  # of the largest singular value: what rounding leaves of a zero
+
+
+@dataclass(frozen=True, eq=False)
+class FixedClasses:
+    """Classes that do not move: factors ``(r_i, d)`` of their covariances, ``(c', c')`` distances between them."""
+
+    factors: tuple[Tensor, ...]
+    table: Tensor
+
+    @classmethod
+    def of(cls, samples: Sequence[ClassSample]) -> FixedClasses:
+        """The factors and distances of some classes."""
+        factors = tuple(sample.factor for sample in samples)
+        return cls(factors, _distances(factors, [True] * len(factors)))
+
+
+class BuresTable(torch.autograd.Function):
+    """``(c + c', c + c')`` squared Bures distances between the classes of two sets; differentiable once.
+
+    Takes the features ``x (n, d)``, those of the other set or ``None`` where it does not move, the classes of both (of
+    the first alone where the second does not move), and the classes that do not move.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, samples: _Sides, fixed: FixedClasses | None) -> Tensor:
+        """The table."""
+        moving = [*samples[0], *samples[1]]
+        factors = [*(sample.factor for sample in moving), *(fixed.factors if fixed else ())]
+        table = _distances(factors, [p < len(moving) for p in range(len(factors))])
+        if fixed is not None:
+            table[len(moving) :, len(moving) :] = fixed.table
+        ctx.samples, ctx.factors = samples, factors
+        ctx.save_for_backward(x, y)
+        return table
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients by ``x`` and ``y``."""
+        needed = tuple(ctx.needs_input_grad[:2])
+        return *_Gradient.apply(upstream, *ctx.saved_tensors, ctx.samples, ctx.factors, needed), None, None
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients; a node of the graph only to refuse what would otherwise be silently lost."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, upstream: Tensor, x: Tensor, y: Tensor | None, samples: _Sides, factors: Sequence[Tensor],
+        needed: tuple[bool, bool],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        wanted = [need for side, need in zip(samples, needed, strict=True) for _ in side]
+        wanted += [False] * (len(factors) - len(wanted))
+        pulls = iter(_pulls(factors, (upstream + upstream.T).fill_diagonal_(0.0), wanted))
+        sides = zip((x, y), needed, strict=True)
+        out = [torch.empty_like(points) if need and points is not None else None for points, need in sides]
+        for gradient, side in zip(out, samples, strict=True):
+            for sample in side:
+                pull = next(pulls)
+                if gradient is not None:
+                    _write_gradient(gradient, sample, pull)
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError("attached moments of label_distance='gaussian' are differentiable once")
+
+
+def _distances(factors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
+    """Squared Bures distances of the pairs with a wanted member."""
+    traces = torch.stack([factor.square().sum() for factor in factors])
+    table = traces[:, None] + traces[None, :] - 2 * nuclear_norms(factors, wanted)
+    return table.fill_diagonal_(0.0)
+
+
+def _pulls(factors: Sequence[Tensor], weight: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    """Half the derivative of ``sum_i<j weight_ij B_ij`` by each wanted factor."""
+    total = weight.sum(1)
+    pulls = [total[p] * factor for p, factor in enumerate(factors)]
+    for i, others, products in pair_batches(factors, wanted):
+        for j, turn in zip(others, _turns(products), strict=True):
+            turn = turn[:, : factors[j].shape[0]]
+            if wanted[i]:
+                pulls[i] -= weight[i, j] * (turn @ factors[j])
+            if wanted[j]:
+                pulls[j] -= weight[i, j] * (turn.T @ factors[i])
+    return pulls
+
+
+def _turns(products: Tensor) -> Tensor:
+    """``U V^T`` of ``U D V^T`` for a batch, without what belongs to singular values of zero."""
+    if products.numel() == 0:
+        return products
+    if products.device.type != "cpu":
+        return polar_factor(products)  # zero stays zero
+    U, D, Vh = torch.linalg.svd(products, full_matrices=False)
+    return (U * (_NOISE * D[:, :1] < D)[:, None]) @ Vh
+
+
+def _write_gradient(out: Tensor, sample: ClassSample, pull: Tensor) -> None:
+    """The derivative by the samples of a class, from that by its factor: ``dZ = Q dF``."""
+    few = len(pull) == sample.n  # the factor is the centred rows themselves
+    matrix = None if few else _pseudoinverse(sample.factor) @ pull
+    start = 0
+    for index, weights in sample.pieces():
+        if matrix is None:
+            rows = weights.sqrt()[:, None] * pull[start : start + len(index)]
+        else:
+            rows = weights[:, None] * ((sample.x[index].to(torch.float64) - sample.mean) @ matrix)
+        out[index] = (2 * rows).to(out.dtype)
+        start += len(index)
+
+
+def _pseudoinverse(factor: Tensor) -> Tensor:
+    """``F^+ (d, r)`` without the directions that are lost."""
+    if factor.device.type == "cpu":
+        return torch.linalg.pinv(factor, rtol=_LOST)
+    squares = factor.square().sum(1)  # there the rows are eigenvectors times deviations
+    present = squares > _LOST**2 * squares.max()
+    return factor.T * torch.where(present, 1.0 / squares, 0.0)
