@@ -71,7 +71,7 @@ class DatasetTransport(Objective):
     Args:
         target: where to go.
         options: of the distance; ``label_distance=None`` for transport of features alone. ``device`` is that of the
-            data, conventions and ``reach`` are refused.
+            data, conventions are refused. With a ``reach`` mass that is far from the target feels little of it.
     """
 
     target: LabeledDataset
@@ -79,7 +79,7 @@ class DatasetTransport(Objective):
     name = "transport"
 
     def __post_init__(self) -> None:
-        refused = ("reach", "reach_x", "reach_y", "convention", "max_samples", "device")
+        refused = ("convention", "max_samples", "device")
         given = [name for name in refused if getattr(self.options, name) is not None]
         if given:
             raise ValueError(f"a flow takes no {', '.join(given)}: subsample and move the data first")
@@ -153,7 +153,8 @@ class DatasetTransport(Objective):
             return attached_table(source, target, method, target_moments=self._moments)
         sinkhorn = LabelSinkhorn(
             epsilon=self.options.label_epsilon, debiased=self.options.debiased,
-            options=self.options.solver(source.x.device), execution=self.options.execution(),
+            options=replace(self.options.solver(source.x.device), rho_x=None, rho_y=None),
+            execution=self.options.execution(),
         )  # fmt: skip
         return label_distances(source, target, method=method, sinkhorn=sinkhorn).joint().to(source.x.device)
 

@@ -156,4 +156,5 @@ def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergen
         converged=bool(columns["converged"].all()), epsilon=solution.epsilon, debiased=bool(kept), potentials=cross,
         self_potentials=(solution.potentials(1).f, kept["target_g"]) if kept else None, cost=cost,
         info=solution.operator.info, certificates=tuple(certificates), operator=solution.operator,
+        rho=(solution.options.rho_x, solution.options.rho_y),
     )  # fmt: skip

@@ -98,7 +98,6 @@ def test_every_stepper_of_the_group_runs(otdd: Command, stepper: str, fall: floa
         ("dynamics.name=still", "dynamics.name must be features"),
         ("stepper.name=leap", "stepper.name must be line_search"),
         ("projection=ball", "projection must be none, box, grid, auto"),
-        ("solver.reach=1", "a flow takes no reach"),
         ("pictures.animation=webm", "pictures.animation must be gif, mp4 or none"),
     ],
 )

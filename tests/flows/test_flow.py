@@ -261,9 +261,22 @@ def test_flow_at_its_target_stays_there() -> None:
     torch.testing.assert_close(found.data.x, TARGET.x, atol=1e-12, rtol=0)
 
 
-def test_unbalanced_and_other_conventions_are_refused() -> None:
-    with pytest.raises(ValueError, match="takes no reach"):
-        DatasetTransport(TARGET, DistanceOptions(reach=1.0))
+def test_other_conventions_are_refused() -> None:
+    with pytest.raises(ValueError, match="takes no convention"):
+        DatasetTransport(TARGET, DistanceOptions(convention="microsoft"))
+
+
+@pytest.mark.parametrize("reach", [{"reach": 4.0}, {"reach_y": 4.0}, {"reach_x": 4.0, "reach_y": 3.0}])
+def test_an_unbalanced_flow_follows_the_gradient_of_its_value(reach: dict) -> None:
+    options = replace(DIAGONAL, tol=1e-9, max_iterations=5000, **reach)
+    step = gradient_flow(SOURCE, TARGET, steps=1, stepper=Euler(0.1), options=options)
+    x = SOURCE.x.clone().requires_grad_()
+    found = otdd.differentiable_distance(replace(SOURCE, x=x), TARGET, options=options)
+    (gradient,) = torch.autograd.grad(found.value, x)
+    torch.testing.assert_close((SOURCE.x - step.data.x) / 0.1, SOURCE.n * gradient, rtol=1e-3, atol=1e-5)
+    longer = gradient_flow(SOURCE, TARGET, steps=5, stepper=Euler(0.1), options=options)
+    assert longer.value < found.value.item()
+    assert longer.value == pytest.approx(otdd.dataset_distance(longer.data, TARGET, options=options).value, rel=1e-6)
 
 
 # dynamics
