@@ -179,13 +179,31 @@ def test_weight_gradient_is_the_derivative_of_putting_mass_there(rho: tuple, deb
         assert 2 * slopes[0] - slopes[1] == pytest.approx(float(gradient[i]), abs=1e-5)
 
 
-def test_second_derivatives_in_weights_of_zero_are_refused() -> None:
+@pytest.mark.parametrize("rho", PENALTIES)
+@pytest.mark.parametrize("debiased", [True, False])
+def test_second_derivatives_where_mass_is_put_at_such_points(rho: tuple, debiased: bool) -> None:
+    """In points and weights at once, by one-sided differences of the gradient, extrapolated to no step at all."""
     x, y = both(3, NEAR)
-    a = x.a.clone().requires_grad_()
-    value = differentiable_divergence(x.x, y.x, a=a, b=y.a, epsilon=0.1).value
-    (gradient,) = torch.autograd.grad(value, a, create_graph=True)
-    with pytest.raises(NotImplementedError, match="leave these points out"):
-        gradient.square().sum().backward()
+    starts = [x.x, x.a, y.x, y.a]
+    rng = torch.Generator().manual_seed(1)
+    v = [torch.randn(t.shape, generator=rng, dtype=torch.float64) for t in starts]
+    for k, side in ((1, x), (3, y)):
+        v[k][side.absent] = v[k][side.absent].abs()
+
+    def gradient(h: float, *, graph: bool = False) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        leaves = [(t + h * d).requires_grad_() for t, d in zip(starts, v, strict=True)]
+        value = differentiable_divergence(
+            leaves[0], leaves[2], a=leaves[1], b=leaves[3], epsilon=0.1, options=tight(rho), debiased=debiased
+        ).value
+        return leaves, torch.autograd.grad(value, leaves, create_graph=graph)
+
+    leaves, first = gradient(0.0, graph=True)
+    products = torch.autograd.grad(sum((g * d).sum() for g, d in zip(first, v, strict=True)), leaves)
+    h = 2e-5
+    steps = [gradient(k * h)[1] for k in (1, 2, 3)]
+    for product, start, *ends in zip(products, first, *steps, strict=True):
+        slope = (-11 * start.detach() + 18 * ends[0] - 9 * ends[1] + 2 * ends[2]) / (6 * h)
+        torch.testing.assert_close(product, slope, rtol=1e-4, atol=1e-4 * float(slope.abs().max()))
 
 
 @pytest.mark.parametrize("tol", [None, 1e-7])

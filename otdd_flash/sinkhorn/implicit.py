@@ -19,13 +19,14 @@ the well-conditioned ``diag(r) + P``.
 Unbalanced, ``r = a e^{-f/rho}`` at the solution: ``dOT/da_i = (rho + eps) (1 - e^{-f_i/rho}) - eps (1 - m_b)``, and in
 the system ``diag(r)`` becomes ``(1 + eps/rho_x) diag(r)``, ``diag(c)`` likewise; the other formulas stay.
 
-Points of weight zero take no part. The derivative by their weight is that formula at their potential, the c-transform.
+Points of weight zero take no part. The derivative by their weight is that formula at their potential, the c-transform;
+second derivatives by weights are those of a trace of mass there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -64,6 +65,8 @@ class ImplicitOptions:
 
 
 DEFAULT_IMPLICIT = ImplicitOptions()
+_TRACE = 1e-10  # of the largest weight
+_LIGHT = 1e-4  # of the largest mass
 _GROUP_ELEMENTS = {"cuda": 1 << 23}  # of a cloud's features at a time
 
 
@@ -119,17 +122,10 @@ class Derivatives:
         )  # fmt: skip
 
     def hessian(self, direction: Fields, wanted: Wanted) -> Fields:
-        """The entries asked for of the Hessian times ``s`` directions, each with a leading dimension ``s``.
-
-        Raises:
-            NotImplementedError: in weights some of which are zero.
-        """
+        """The entries asked for of the Hessian times ``s`` directions, each with a leading dimension ``s``."""
         of_weights = wanted.a or wanted.b or direction.a is not None or direction.b is not None
         if of_weights and self.found.cost.supported is not self.found.cost:
-            raise NotImplementedError(
-                "second derivatives in weights some of which are zero are not available: leave these points out, or "
-                "detach the weights"
-            )
+            return self._traced.hessian(direction, wanted)
 
         def product(p: PlanProducts, want: Wanted, along: Fields | None, onto: Tensor | None) -> Fields:
             assert along is not None
@@ -161,6 +157,18 @@ class Derivatives:
     def _present(self) -> Divergence:
         """The same divergence without the points of weight zero."""
         return on_support(self.found)
+
+    @cached_property
+    def _traced(self) -> Derivatives:
+        """The same with a trace of mass at the points of weight zero, whose weights may move: second derivatives are
+        continuous in the weights, the potentials stay, and the error is of the size of the trace.
+        """
+        cost = self.found.cost
+        clouds = tuple(
+            replace(cloud, weights=torch.where(cloud.weights == 0, _TRACE * cloud.weights.max(), cloud.weights))
+            for cloud in cost.clouds
+        )
+        return replace(self, found=replace(self.found, cost=replace(cost, clouds=clouds), operator=None))
 
     @property
     def _mass_difference(self) -> Tensor:
@@ -249,7 +257,8 @@ def _symmetric_system(p: PlanProducts, rows: Tensor, limits: dict) -> tuple[Line
     r, _ = (slack * sums for slack, sums in zip(p.slacks, p.marginals, strict=True))
     diagonal = torch.where(r > 0, r, 1.0)
     found = conjugate_gradients(lambda h: diagonal[:, None] * h + p.forward(h), rows.T, diagonal=diagonal, **limits)
-    return found, found.x.T, found.x.T
+    h = _with_light(found.x, r, lambda: rows.T - p.forward(found.x)).T
+    return found, h, h
 
 
 def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tuple[LinearSolution, Tensor, Tensor]:
@@ -269,7 +278,14 @@ def _schur(p: PlanProducts, rows: Tensor, columns: Tensor, limits: dict) -> tupl
 
     right = columns.T - p.backward(inverse * rows.T)
     found = conjugate_gradients(matvec, right, diagonal=precondition, kernel=kernel, **limits)
-    return found, (inverse * (rows.T - p.forward(found.x))).T, found.x.T
+    f = inverse * (rows.T - p.forward(found.x))
+    return found, f.T, _with_light(found.x, c, lambda: columns.T - p.backward(f)).T
+
+
+def _with_light(x: Tensor, mass: Tensor, right: Callable[[], Tensor]) -> Tensor:
+    """A solution, taken from its own equations where there is so little mass that the residual says nothing of it."""
+    light = (mass > 0) & (mass < _LIGHT * mass.max())
+    return torch.where(light[:, None], right() / mass[:, None], x) if bool(light.any()) else x
 
 
 def _gradient(p: PlanProducts, wanted: Wanted, onto: Tensor | None) -> Fields:
