@@ -10,6 +10,7 @@ from torch import Tensor
 
 import otdd_flash as otdd
 from otdd_flash import reference
+from otdd_flash.flows.second_order import SinkhornObjective
 from otdd_flash.sinkhorn import Execution, SolverOptions, sinkhorn_batch, sinkhorn_divergence
 from otdd_flash.sinkhorn.autograd import differentiable_divergence
 from otdd_flash.sinkhorn.hessian import SinkhornHessian
@@ -204,6 +205,16 @@ def test_second_derivatives_where_mass_is_put_at_such_points(rho: tuple, debiase
     for product, start, *ends in zip(products, first, *steps, strict=True):
         slope = (-11 * start.detach() + 18 * ends[0] - 9 * ends[1] + 2 * ends[2]) / (6 * h)
         torch.testing.assert_close(product, slope, rtol=1e-4, atol=1e-4 * float(slope.abs().max()))
+
+
+def test_objective_that_passes_its_padded_target() -> None:
+    y = padded(12, 0, 5, NEAR)
+    objective = SinkhornObjective(y.x, 0.1, a=y.weights, b=y.a)
+    first = objective(y.own + 0.1)
+    assert objective(y.own).value == 0.0
+    again = objective(y.own + 0.1)
+    assert again.value == pytest.approx(first.value, rel=1e-7)
+    same(again.hvp(y.own), first.hvp(y.own), 1e-6)
 
 
 @pytest.mark.parametrize("tol", [None, 1e-7])

@@ -11,6 +11,7 @@ from torch import Tensor
 from otdd_flash.flows.driver import Evaluation, Objective
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions
 from otdd_flash.sinkhorn.autograd import DivergenceInputs, LabelTerm
+from otdd_flash.sinkhorn.divergence import same_cloud
 from otdd_flash.sinkhorn.hessian import SinkhornHessian
 from otdd_flash.types import Potentials
 
@@ -73,10 +74,9 @@ class SinkhornObjective:
         inputs = DivergenceInputs.prepare(
             points, self.y, a=self.a, b=self.b, labels=self.labels, normalise=self.options.balanced
         )
-        same = x.shape == self.y.shape and torch.equal(x, self.y)
         found = inputs.solve(
             self.epsilon, debiased=self.debiased, options=self.options, execution=self.execution,
-            initial=None if same else self._last,
+            initial=None if same_cloud(inputs.cost()) else self._last,
         )  # fmt: skip
         self.solves += 1
         if not found.identical:

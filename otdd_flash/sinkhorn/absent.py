@@ -29,12 +29,14 @@ def everywhere(
     Args:
         cost: clouds and ground cost.
         problem: the pair of clouds.
-        potentials: ``f (n,), g (m,)`` of a solution; what stands at points of weight zero is of no influence.
+        potentials: ``f (n,), g (m,)`` of a solution, one and the same for a cloud against itself; what stands at points
+            of weight zero is of no influence.
         epsilon: in units of the cost.
         rho: strengths of the penalties on the marginals, in units of the cost.
     """
     (i, j), (f, g) = problem, potentials
-    return Potentials(filled(cost, (i, j), f, g, epsilon, rho[0]), filled(cost, (j, i), g, f, epsilon, rho[1]))
+    rows = filled(cost, (i, j), f, g, epsilon, rho[0])
+    return Potentials(rows, rows if i == j else filled(cost, (j, i), g, f, epsilon, rho[1]))
 
 
 def filled(
