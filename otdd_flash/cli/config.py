@@ -38,6 +38,14 @@ class DatasetConfig:
     """Column of pictures (parquet, hf)."""
     weights: str | None = None
     """Column of weights (csv, parquet)."""
+    sep: str | None = None
+    """Between the fields of a row (csv), a comma by default; \\t for a tab."""
+    decimal: str | None = None
+    """Decimal point of the numbers (csv): . or a comma."""
+    encoding: str | None = None
+    """Of the text (csv), utf-8 by default; latin-1, cp1252, utf-16."""
+    na_values: list[str] | None = None
+    """Texts that mean missing (csv), besides an empty field."""
     image_shape: list[int] | None = None
     """[h, w], [c, h, w] or [h, w, c] where rows are flattened pictures (csv, parquet, npz)."""
     resize: Any = None  # OmegaConf cannot interpolate a typed list

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from otdd_flash.data.files import read_csv, read_huggingface, read_imagefolder, read_npz, read_parquet
+from otdd_flash.data.files import read_huggingface, read_imagefolder, read_npz
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import (
     Reader,
@@ -16,9 +16,9 @@ from otdd_flash.data.sources import (
     idx_reader,
     npz_file_reader,
     sklearn_reader,
-    table_reader,
     text_reader,
 )
+from otdd_flash.data.table_files import read_csv, read_parquet, table_reader
 from otdd_flash.data.vision import torchvision_reader
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -178,8 +178,10 @@ _TEXTS = {
 _FRAME = ("path", "label", "features", "text", "weights", "class_names", "image_shape")
 _FILES = {
     "npz": Source("arrays in an .npz file", (read_npz,), (), ("path", "x", "y", "image_shape")),
-    "csv": Source("a table, csv", (read_csv,), ("all",), _FRAME),
-    "parquet": Source("a table, Parquet", (read_parquet,), ("all",), (*_FRAME, "image", "resize")),
+    "csv": Source("a table, csv", (read_csv,), ("all",), (*_FRAME, "sep", "decimal", "encoding", "na_values")),
+    "parquet": Source(
+        "a table, Parquet (a file, or a folder of parts)", (read_parquet,), ("all",), (*_FRAME, "image", "resize")
+    ),
     "imagefolder": Source("pictures, one folder a class", (read_imagefolder,), (), ("path", "resize")),
     "hf": Source(
         "a Hugging Face data set by name",

@@ -1,20 +1,16 @@
-"""Files of the user as rows: npz, csv, parquet, a folder of pictures, a Hugging Face data set by name."""
+"""Files of the user as rows: npz, a folder of pictures, a Hugging Face data set by name."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from otdd_flash.data.arrow import column_array, label_column
-from otdd_flash.data.classes import refuse_repeats
-from otdd_flash.data.frames import frame_rows
 from otdd_flash.data.huggingface import open_picture, resolve, table_rows
 from otdd_flash.data.pictures import stack
 from otdd_flash.data.rows import Rows
-from otdd_flash.data.sources import Request, not_found, read_table, reading
+from otdd_flash.data.sources import Request, find_path, not_found, reading
 from otdd_flash.errors import optional_import
 
 _PAIRS = (
@@ -26,7 +22,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".
 
 def read_npz(request: Request) -> Rows:
     """Arrays of an ``.npz`` file, by the usual names or those given as ``x=`` and ``y=``."""
-    path = _path(request)
+    path = find_path(request)
     given = (request.options.get("x"), request.options.get("y"))
     with _archive(path) as archive:
         pairs = [(x.format(split=request.split), y.format(split=request.split)) for x, y in _PAIRS]
@@ -49,45 +45,9 @@ def read_npz(request: Request) -> Rows:
     return Rows(labels, features.__getitem__, path.stem, names, weights=weights, image_shape=shape)
 
 
-def read_csv(request: Request) -> Rows:
-    """A table with a header, plain or compressed."""
-    path = _path(request)
-    frame = read_table(path, needed_for="reading csv")
-    return frame_rows(frame, name=path.stem.removesuffix(".csv"), **_frame_options(request))
-
-
-def read_parquet(request: Request) -> Rows:
-    """A Parquet table: numeric columns, one column of arrays (``features=``), or encoded pictures (``image=``)."""
-    path = _path(request)
-    parquet = optional_import("pyarrow.parquet", needed_for="reading parquet", extra="dist")
-    with reading(path, "a Parquet table"):
-        table = parquet.read_table(path)
-    options = _frame_options(request)
-    column = _array_column(table, request.options)
-    if column is None:
-        return frame_rows(table.to_pandas(), name=path.stem, **options)
-    label = options["label"] or "label"
-    lost = [key for key in (column, label) if key not in table.column_names]
-    if lost:
-        raise ValueError(f"no column {lost[0]!r} in {path}: there are {table.column_names}")
-    nested, resize = _is_list(table, column), request.options.get("resize")
-
-    def fetch(index: np.ndarray) -> Any:
-        part = table.column(column).take(index)
-        return column_array(part, column) if nested else stack(map(_decoded, part.to_pylist()), resize)
-
-    return Rows(
-        labels=label_column(table.column(label), label),
-        fetch=fetch,
-        name=path.stem,
-        class_names=refuse_repeats(options["class_names"]) or _stored_names(table, label),
-        image_shape=options["image_shape"],
-    )
-
-
 def read_imagefolder(request: Request) -> Rows:
     """Pictures in one folder a class, under ``path/split`` where that is there, else under ``path``."""
-    root = _path(request, folder=True)
+    root = find_path(request, folder=True)
     base = root / request.split if (root / request.split).is_dir() else root
     if base == root and request.split not in ("train", "all"):
         raise ValueError(f"{root} has no folder {request.split!r} for that split")
@@ -125,22 +85,6 @@ def read_huggingface(request: Request) -> Rows:
     return table_rows(ds, columns, name=str(name).rstrip("/").rpartition("/")[2], resize=options.get("resize"))
 
 
-def _path(request: Request, folder: bool = False) -> Path:
-    """The path asked for, as given or under one of the data folders."""
-    given = request.options.get("path")
-    if given is None:
-        raise ValueError(
-            f"load({request.name!r}) needs a path: load({request.name!r}, path=...) or {request.name}:<path>"
-        )
-    for candidate in (Path(given).expanduser(), *(root / str(given) for root in request.roots)):
-        if candidate.is_dir() if folder else candidate.is_file():
-            return candidate
-    kind = "folder" if folder else "file"
-    raise FileNotFoundError(
-        f"load({request.name!r}): there is no {kind} {str(given)!r}, here or under the data folders"
-    )
-
-
 def _archive(path: Path) -> Any:
     """The opened ``.npz`` file."""
     with reading(path, "an npz archive"):
@@ -148,12 +92,6 @@ def _archive(path: Path) -> Any:
         if isinstance(archive, np.ndarray):
             raise ValueError("it is a single .npy array; store features and labels with numpy.savez(path, x=x, y=y)")
     return archive
-
-
-def _frame_options(request: Request) -> dict[str, Any]:
-    """Options that a table takes."""
-    keys = ("label", "features", "text", "weights", "class_names", "image_shape")
-    return {key: request.options.get(key) for key in keys}
 
 
 def _stored(archive: Any, key: str, path: Path) -> np.ndarray:
@@ -165,32 +103,6 @@ def _stored(archive: Any, key: str, path: Path) -> np.ndarray:
     return array
 
 
-def _array_column(table: Any, options: dict[str, Any]) -> str | None:
-    """The one column that holds whole samples, pictures or arrays; ``None`` where the features are plain columns."""
-    if options.get("image") is not None:
-        return options["image"]
-    features = options.get("features")
-    if features is None and options.get("text") is None and "image" in table.column_names:
-        return "image"
-    names = [features] if isinstance(features, str) else list(features or [])
-    return names[0] if len(names) == 1 and names[0] in table.column_names and _is_list(table, names[0]) else None
-
-
-def _is_list(table: Any, column: str) -> bool:
-    """Whether a column holds lists or arrays."""
-    kind = table.schema.field(column).type
-    return "list" in str(kind) or hasattr(kind, "storage_type")
-
-
-def _stored_names(table: Any, label: str) -> list[str] | None:
-    """Class names that Hugging Face wrote into the schema."""
-    stored = (table.schema.metadata or {}).get(b"huggingface")
-    if stored is None:
-        return None
-    kind = json.loads(stored).get("info", {}).get("features", {}).get(label, {})
-    return kind.get("names") if isinstance(kind, dict) else None
-
-
 def _is_picture(path: Path) -> bool:
     """Whether a file looks like a picture."""
     return path.suffix.lower() in _PICTURES and path.is_file()
@@ -200,12 +112,3 @@ def _picture(path: Path) -> Any:
     """The decoded picture of a file."""
     with reading(path, "a picture"):
         return open_picture(path)
-
-
-def _decoded(value: Any) -> Any:
-    """An encoded picture: bytes, or a mapping with ``bytes`` or ``path``."""
-    if isinstance(value, dict):
-        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-    if value is None:
-        raise ValueError("a picture is missing; drop the row")
-    return open_picture(value)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from otdd_flash.data.arrow import column_array, label_column
+from otdd_flash.data.arrow import label_column, table_array
+from otdd_flash.data.columns import column_note
 from otdd_flash.data.pictures import gather, stack
 from otdd_flash.data.rows import Rows, Selection, build
 from otdd_flash.data.streams import Draw, stream_rows
@@ -75,6 +76,7 @@ def table_rows(ds: Any, columns: Columns, *, name: str, resize: Sequence[int] | 
         fetch=lambda index: _fetch(ds, columns, index, resize),
         name=name,
         class_names=_class_label_names(ds, columns.label),
+        notes=(column_note(columns.kind, columns.names),),
     )
 
 
@@ -147,9 +149,7 @@ def _fetch(ds: Any, columns: Columns, index: np.ndarray, resize: Sequence[int] |
     if columns.kind == "image":
         plain = part.with_format(None)
         return stack((_unwrap(row[first]) for row in plain), resize)
-    table = _read(part, list(columns.names))
-    arrays = [column_array(table.column(column), column) for column in columns.names]
-    return arrays[0] if len(arrays) == 1 and arrays[0].ndim > 1 else np.column_stack(arrays)
+    return table_array(_read(part, list(columns.names)), index)
 
 
 def _stream_pairs(ds: Any, columns: Columns) -> Iterator[tuple[Any, Any]]:

@@ -54,7 +54,8 @@ def load(
         download: whether to fetch what is not there.
         options: ``min_class_size`` (drop smaller classes, with a warning and a count); ``resize=(h, w)`` brings
             pictures to that size; and those of the set: ``label``, ``features``, ``text``, ``weights``,
-            ``image_shape`` for tables.
+            ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that mean missing,
+            besides an empty field) for csv.
 
     Returns:
         The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.

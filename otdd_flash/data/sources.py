@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from otdd_flash.data.frames import frame_rows
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.text import Texts
 from otdd_flash.errors import optional_import
@@ -92,6 +91,31 @@ def find_file(roots: Sequence[Path], folders: Sequence[str], names: Sequence[str
                 if (root / folder / name).is_file():
                     return root / folder / name
     return None
+
+
+def find_path(request: Request, folder: bool | None = False) -> Path:
+    """The path asked for, as given or under one of the data folders.
+
+    Args:
+        request: with the path.
+        folder: whether it is a folder; ``None`` for either.
+
+    Raises:
+        ValueError: no path was given.
+        FileNotFoundError: nothing is there.
+    """
+    given = request.options.get("path")
+    if given is None:
+        raise ValueError(
+            f"load({request.name!r}) needs a path: load({request.name!r}, path=...) or {request.name}:<path>"
+        )
+    for candidate in (Path(given).expanduser(), *(root / str(given) for root in request.roots)):
+        if (folder is not True and candidate.is_file()) or (folder is not False and candidate.is_dir()):
+            return candidate
+    kind = {True: "folder", False: "file", None: "file or folder"}[folder]
+    raise FileNotFoundError(
+        f"load({request.name!r}): there is no {kind} {str(given)!r}, here or under the data folders"
+    )
 
 
 @contextlib.contextmanager
@@ -182,34 +206,6 @@ def npz_file_reader(folder: str, file: str, note: str) -> Reader:
         return Rows(labels, pictures.__getitem__, class_names=names, notes=(note,))
 
     return read
-
-
-def table_reader(file: str, label: str) -> Reader:
-    """Reader of ``tabular/file``, a CSV table whose other columns are all numbers."""
-
-    def read(request: Request) -> Rows | None:
-        path = find_file(request.roots, ["tabular"], [file])
-        if path is None:
-            return None
-        return frame_rows(read_table(path, needed_for=f"load({request.name!r})"), label=label)
-
-    return read
-
-
-def read_table(path: Path, *, needed_for: str) -> Any:
-    """A CSV table with a header as a data frame.
-
-    Raises:
-        ValueError: a file that is none, or rows with more fields than the header.
-    """
-    pandas = optional_import("pandas", needed_for=needed_for)
-    with reading(path, "a csv table"):
-        frame = pandas.read_csv(path)
-        if not isinstance(frame.index, pandas.RangeIndex):  # surplus fields would be taken for an index
-            raise ValueError(f"rows have {frame.index.nlevels} fields more than the header")
-        if not len(frame):
-            raise ValueError("it has a header and no rows")
-    return frame
 
 
 def text_reader(file: str, class_names: Sequence[str] | None = None, splits: dict[str, str] | None = None) -> Reader:

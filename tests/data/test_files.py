@@ -31,13 +31,15 @@ def test_data_frames_by_column():
 
 
 def test_frames_with_text_or_holes_are_refused_with_advice():
-    with pytest.raises(ValueError, match=r"columns \['kind'\] are not numeric; choose others with features="):
+    with pytest.raises(
+        ValueError, match=r"columns \['kind'\] are not numeric: 'kind' holds text, as 'u' in row 0; choose"
+    ):
         from_dataframe(FRAME, label="w")
     with pytest.raises(ValueError, match="no column 'colour'"):
         from_dataframe(FRAME, label="colour")
-    with pytest.raises(ValueError, match="1 rows with NaN or infinite features, the first is row 2"):
+    with pytest.raises(ValueError, match=r"column 'b' has 1 missing values .*, the first in row 2"):
         from_dataframe(FRAME.assign(b=[1.0, 2.0, np.nan, 3.0]), label="w", features=["a", "b"])
-    with pytest.raises(ValueError, match="must be a pandas data frame"):
+    with pytest.raises(ValueError, match=r"must be a data frame .pandas, polars"):
         from_dataframe({"a": [1]}, label="a")
     with pytest.raises(ValueError, match="'a' is there more than once"):
         from_dataframe(pd.DataFrame([[1, 2, 0], [3, 4, 1]], columns=["a", "a", "l"]), label="l")
@@ -102,11 +104,9 @@ def broken_files(folder):
     for source, name, content, says in (
         ("csv", "truncated.csv.gz", table[: len(table) // 2], "ended before the end-of-stream"),
         ("csv", "plain.csv.gz", b"a,label\n1,2\n", "Not a gzipped file"),
-        ("csv", "empty.csv", b"", "No columns to parse"),
+        ("csv", "empty.csv", b"", "it is empty"),
         ("csv", "header.csv", b"a,b,label\n", "a header and no rows"),
         ("csv", "binary.csv", garbage, "codec can't decode"),
-        ("csv", "ragged.csv", b"a,label\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
-        ("csv", "surplus.csv", b"a,label\n1,2,0\n1,2,1\n", "1 fields more than the header"),
         ("npz", "garbage.npz", garbage, "damaged, of another form, or holds pickled objects"),
         ("npz", "empty.npz", b"", "No data left in file"),
         ("npz", "truncated.npz", whole.read_bytes()[:200], "not a zip file"),
