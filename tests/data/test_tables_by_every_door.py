@@ -340,9 +340,7 @@ def test_parts_of_a_table_must_agree_and_folders_can_be_labels(tmp_path):
     assert [data.class_names[i] for i in data.y.tolist()] == ["01", "01", "1"]
     assert data.x.flatten().tolist() == [1, 2, 3]
     parquet.write_table(arrow.table({"a": ["x"], "label": ["u"]}), tmp_path / "parts" / "q.parquet")
-    with pytest.raises(
-        ValueError, match=r"a folder of Parquet parts: its parts do not agree: .*incompatible"
-    ):
+    with pytest.raises(ValueError, match=r"a folder of Parquet parts: its parts do not agree: .*incompatible"):
         otdd.load("parquet", path=tmp_path / "parts")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="cannot be read as a folder of Parquet parts: it holds no file"):
