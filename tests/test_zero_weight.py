@@ -57,7 +57,7 @@ def same(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
 
 
 @pytest.mark.parametrize(("count", "shift"), PADDINGS)
-@pytest.mark.parametrize("blur", [0.05, 1.0])
+@pytest.mark.parametrize("blur", [0.01, 0.1, 1.0])
 @pytest.mark.parametrize("memory", ["streamed", "cached"])
 def test_value_potentials_plan_and_map(count: int, shift: float, blur: float, memory: str) -> None:
     x, y = both(count, shift)
@@ -65,7 +65,7 @@ def test_value_potentials_plan_and_map(count: int, shift: float, blur: float, me
     found = sinkhorn_divergence(x.x, y.x, a=x.a, b=y.a, **settings)
     plain = sinkhorn_divergence(x.own, y.own, a=x.weights, b=y.weights, **settings)
     assert found.converged
-    assert found.iterations == plain.iterations
+    assert found.iterations == pytest.approx(plain.iterations, rel=0.05, abs=1)  # sums are taken in another order
     assert found.value == pytest.approx(plain.value, rel=1e-9)
     (f, g), selves = found.potentials, found.self_potentials
     assert selves is not None
