@@ -73,7 +73,8 @@ def read_tensors(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, 
             metadata = file.metadata() or {}
             if metadata.get("format") != kind:
                 raise ValueError(f"{path} is not a file of {kind!r}: its format is {metadata.get('format')!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            # copies, which lie as torch puts them: a sum over a tensor that is not aligned may end in another last bit
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
             return json.loads(metadata["record"]), tensors
     except (library.SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a readable file of {kind!r}: {error}") from error
