@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from otdd_flash.data.files import read_huggingface, read_imagefolder, read_npz
+from otdd_flash.data.files import read_huggingface, read_npz
+from otdd_flash.data.folders import read_imagefolder
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import (
     Reader,
@@ -180,7 +181,10 @@ _FILES = {
     "npz": Source("arrays in an .npz file", (read_npz,), (), ("path", "x", "y", "image_shape")),
     "csv": Source("a table, csv", (read_csv,), ("all",), (*_FRAME, "sep", "decimal", "encoding", "na_values")),
     "parquet": Source(
-        "a table, Parquet (a file, or a folder of parts)", (read_parquet,), ("all",), (*_FRAME, "image", "resize")
+        "a table, Parquet (a file, or a folder of parts)",
+        (read_parquet,),
+        ("all",),
+        (*_FRAME, "image", "picture_root", "resize"),
     ),
     "imagefolder": Source("pictures, one folder a class", (read_imagefolder,), (), ("path", "resize")),
     "hf": Source(

@@ -1,4 +1,4 @@
-"""Files of the user as rows: npz, a folder of pictures, a Hugging Face data set by name."""
+"""Files of the user as rows: npz archives, a Hugging Face data set by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from otdd_flash.data.huggingface import open_picture, resolve, table_rows
-from otdd_flash.data.pictures import stack
+from otdd_flash.data.huggingface import resolve, table_rows
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import Request, find_path, not_found, reading
 from otdd_flash.errors import optional_import
@@ -17,7 +16,6 @@ _PAIRS = (
     ("x_{split}", "y_{split}"), ("X_{split}", "y_{split}"), ("{split}_images", "{split}_labels"),
     ("x", "y"), ("X", "y"), ("features", "labels"), ("images", "labels"), ("data", "target"), ("data", "labels"),
 )  # fmt: skip
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
 def read_npz(request: Request) -> Rows:
@@ -45,24 +43,6 @@ def read_npz(request: Request) -> Rows:
     return Rows(labels, features.__getitem__, path.stem, names, weights=weights, image_shape=shape)
 
 
-def read_imagefolder(request: Request) -> Rows:
-    """Pictures in one folder a class, under ``path/split`` where that is there, else under ``path``."""
-    root = find_path(request, folder=True)
-    base = root / request.split if (root / request.split).is_dir() else root
-    if base == root and request.split not in ("train", "all"):
-        raise ValueError(f"{root} has no folder {request.split!r} for that split")
-    folders = sorted(folder for folder in base.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-    files = [(path, folder.name) for folder in folders for path in sorted(folder.rglob("*")) if _is_picture(path)]
-    if not files:
-        raise ValueError(f"no pictures in class folders under {base}: expected {base.name}/<class>/<picture>.png")
-    resize = request.options.get("resize")
-    return Rows(
-        labels=[label for _, label in files],
-        fetch=lambda index: stack((_picture(files[i][0]) for i in index.tolist()), resize),
-        name=root.name,
-    )
-
-
 def read_huggingface(request: Request) -> Rows:
     """A data set of the Hugging Face hub, from its cache, a local folder, or downloaded."""
     datasets = optional_import("datasets", needed_for="load('hf:...')")
@@ -82,7 +62,7 @@ def read_huggingface(request: Request) -> Rows:
     columns = resolve(
         ds, options.get("image"), options.get("text"), options.get("features"), options.get("label", "label")
     )
-    return table_rows(ds, columns, name=str(name).rstrip("/").rpartition("/")[2], resize=options.get("resize"))
+    return table_rows(ds, columns, name=str(name).rstrip("/").rpartition("/")[2], size=options.get("resize"))
 
 
 def _archive(path: Path) -> Any:
@@ -101,14 +81,3 @@ def _stored(archive: Any, key: str, path: Path) -> np.ndarray:
         if not array.ndim:
             raise ValueError(f"{key!r} is a single value, not an array with one entry a sample")
     return array
-
-
-def _is_picture(path: Path) -> bool:
-    """Whether a file looks like a picture."""
-    return path.suffix.lower() in _PICTURES and path.is_file()
-
-
-def _picture(path: Path) -> Any:
-    """The decoded picture of a file."""
-    with reading(path, "a picture"):
-        return open_picture(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 
 from otdd_flash.data.arrow import label_column, table_array
 from otdd_flash.data.columns import column_note
-from otdd_flash.data.pictures import gather, stack
+from otdd_flash.data.decoding import is_encoded, open_picture, reading_sample
+from otdd_flash.data.pictures import gather, stack_pictures
 from otdd_flash.data.rows import Rows, Selection, build
+from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.errors import optional_import
@@ -30,6 +31,7 @@ def from_huggingface(
     seed: int = 0,
     classes: Sequence[Hashable] | None = None,
     resize: Sequence[int] | None = None,
+    fit: str = "stretch",
     name: str | None = None,
 ) -> LabeledDataset | TextDataset:
     """A data set from a ``datasets.Dataset`` or ``IterableDataset``, whatever its ``set_format``.
@@ -47,6 +49,7 @@ def from_huggingface(
         seed: of the draw.
         classes: keep these classes only, by label or by name.
         resize: ``(h, w)`` for pictures whose sizes differ.
+        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`load` has it.
         name: for messages and results; default that of the set.
 
     Returns:
@@ -61,19 +64,20 @@ def from_huggingface(
         raise ValueError(f"ds must be a datasets.Dataset or IterableDataset, got {type(ds).__name__}")
     title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"
     columns = resolve(ds, image, text, features, label)
+    size = PictureSize.asked(resize, fit)
     selection = Selection(max_samples, seed, classes)
     if hasattr(ds, "_ex_iterable"):
         draw = Draw(max_samples, seed, None, classes)
         names = _class_label_names(ds, label)
-        return build(stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, resize=resize))
-    return build(table_rows(ds, columns, name=title, resize=resize), selection)
+        return build(stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, size=size))
+    return build(table_rows(ds, columns, name=title, size=size), selection)
 
 
-def table_rows(ds: Any, columns: Columns, *, name: str, resize: Sequence[int] | None = None) -> Rows:
+def table_rows(ds: Any, columns: Columns, *, name: str, size: PictureSize | None = None) -> Rows:
     """Rows of an in-memory (or memory-mapped) set: the label column is read now, pictures when they are chosen."""
     return Rows(
         labels=label_column(_read(ds, [columns.label]).column(columns.label), columns.label),
-        fetch=lambda index: _fetch(ds, columns, index, resize),
+        fetch=lambda index: _fetch(ds, columns, index, size),
         name=name,
         class_names=_class_label_names(ds, columns.label),
         notes=(column_note(columns.kind, columns.names),),
@@ -138,43 +142,61 @@ def _read(ds: Any, columns: list[str]) -> Any:
     return ds.select_columns(columns).with_format("arrow")[:]
 
 
-def _fetch(ds: Any, columns: Columns, index: np.ndarray, resize: Sequence[int] | None) -> Any:
+def _fetch(ds: Any, columns: Columns, index: np.ndarray, size: PictureSize | None) -> Any:
     """Features of the rows ``index``."""
     first = columns.names[0]
     if (ds.format or {}).get("type") == "custom":  # a set_transform of the user makes the features
-        return gather([_unwrap(ds[int(i)][first]) for i in index.tolist()], resize)
+        return gather(_transformed(ds, first, index), size)
     part = ds.select_columns(list(columns.names)).select(index)
     if columns.kind == "text":
         return Texts(_read(part, [first]).column(first).to_pylist())
     if columns.kind == "image":
-        plain = part.with_format(None)
-        return stack((_unwrap(row[first]) for row in plain), resize)
+        return stack_pictures(_pictures(part, first), size)
     return table_array(_read(part, list(columns.names)), index)
+
+
+def _transformed(ds: Any, column: str, index: np.ndarray) -> Iterator[Any]:
+    """What the user's transform makes of the rows ``index``."""
+    for position, row in enumerate(index.tolist()):
+        with reading_sample(position):
+            value = ds[row][column]
+        yield _item(value, None)
+
+
+def _pictures(ds: Any, column: str) -> Iterator[Any]:
+    """The items of a column of pictures, past the set's format."""
+    mode = getattr(ds.features[column], "mode", None)
+    for position, row in enumerate(_encoded(ds, column).with_format(None)):
+        with reading_sample(position, decoding=True):
+            item = _item(row[column], mode)
+        yield item
 
 
 def _stream_pairs(ds: Any, columns: Columns) -> Iterator[tuple[Any, Any]]:
     """Features and label of a streaming set, one row at a time, past its format."""
+    modes = {column: getattr((ds.features or {}).get(column), "mode", None) for column in columns.names}
+    for column in columns.names:
+        ds = _encoded(ds, column)
     for row in ds.with_format(None):
         missing = [column for column in (*columns.names, columns.label) if column not in row]
         if missing:
             raise ValueError(f"no column {missing[0]!r} in {list(row)}")
-        values = [_unwrap(row[column]) for column in columns.names]
+        values = [_item(row[column], modes[column]) for column in columns.names]
         yield (values[0] if len(values) == 1 else np.asarray(values)), row[columns.label]
 
 
-def _unwrap(value: Any) -> Any:
-    """A picture that is still encoded (bytes, or the mapping that Hugging Face stores) decoded; lists as arrays."""
-    if isinstance(value, dict) and "bytes" in value:
-        value = value["bytes"] if value["bytes"] is not None else value["path"]
-        return open_picture(value)
-    if isinstance(value, bytes):
-        return open_picture(value)
+def _encoded(ds: Any, column: str) -> Any:
+    """The set with the pictures of ``column`` left encoded: one decoder reads those of all doors."""
+    kind: Any = (ds.features or {}).get(column)
+    if type(kind).__name__ != "Image" or not kind.decode:
+        return ds
+    image = optional_import("datasets", needed_for="pictures of Hugging Face").Image
+    return ds.cast_column(column, image(mode=kind.mode, decode=False))
+
+
+def _item(value: Any, mode: str | None) -> Any:
+    """A sample as :func:`stack_pictures` takes it: lists as arrays, pictures in the mode that the set names."""
+    if mode is not None and is_encoded(value):
+        with open_picture(value) as picture:
+            return picture.convert(mode)
     return np.asarray(value) if isinstance(value, list) else value
-
-
-def open_picture(source: Any) -> Any:
-    """A PIL picture from encoded bytes or a path, loaded, with its file closed."""
-    image = optional_import("PIL.Image", needed_for="reading pictures", extra=None)
-    with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
-        picture.load()
-        return picture.copy()

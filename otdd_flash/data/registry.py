@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.data.catalogue import SOURCES
-from otdd_flash.data.pictures import picture_size, resize_pictures
 from otdd_flash.data.rows import Selection, build
+from otdd_flash.data.sizes import PictureSize, resize_pictures
 from otdd_flash.data.sources import Request, Source, not_found, search_roots
 from otdd_flash.data.text import TextDataset
 from otdd_flash.types import LabeledDataset
@@ -53,9 +53,12 @@ def load(
         data_root: folder of data sets, looked in first.
         download: whether to fetch what is not there.
         options: ``min_class_size`` (drop smaller classes, with a warning and a count); ``resize=(h, w)`` brings
-            pictures to that size; and those of the set: ``label``, ``features``, ``text``, ``weights``,
-            ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that mean missing,
-            besides an empty field) for csv.
+            pictures to that size, by ``fit="stretch"``, ``"pad"`` (a picture keeps its pixels and gets a border of
+            zeros) or ``"pad:4"`` (it is brought, with its aspect ratio, to the size that leaves 4 pixels all round, as
+            MNIST's digits stand in their pictures); and those of the set: ``label``, ``features``, ``text``,
+            ``weights``, ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that
+            mean missing, besides an empty field) for csv, ``image`` and ``picture_root`` (the folder that its paths may
+            point into, by default the table's own) for Parquet.
 
     Returns:
         The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.
@@ -75,12 +78,12 @@ def load(
         options.setdefault("path", path)
     source = SOURCES[key]
     selection = Selection(max_samples, seed, classes, options.pop("min_class_size", None))
-    resize = options.pop("resize", None)
-    if resize is not None and "resize" in source.options:
-        options["resize"] = picture_size(resize)  # sizes differ within the set: the reader needs it
+    size = PictureSize.asked(options.pop("resize", None), options.pop("fit", "stretch"))
+    if size is not None and "resize" in source.options:
+        options["resize"] = size  # sizes differ within the set: the reader needs it
     unknown = sorted(set(options) - set(source.options))
     if unknown:
-        known = sorted({*source.options, "min_class_size", "resize"})
+        known = sorted({*source.options, "min_class_size", "resize", "fit"})
         raise ValueError(f"load({name!r}) does not take {unknown}; its options are {known}")
     split, notes = _resolve_split(key, split, source)
     request = Request(key, split, search_roots(data_root), download, options)
@@ -89,15 +92,15 @@ def load(
         if rows is not None:
             title = rows.name if "path" in source.options else key
             dataset = build(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
-            return dataset if resize is None else _resized(dataset, resize)
+            return dataset if size is None else _resized(dataset, size)
     raise FileNotFoundError(not_found(request))
 
 
-def _resized(dataset: LabeledDataset | TextDataset, resize: Sequence[int]) -> LabeledDataset:
+def _resized(dataset: LabeledDataset | TextDataset, size: PictureSize) -> LabeledDataset:
     """Pictures at the size asked for; texts have none."""
     if isinstance(dataset, TextDataset):
         raise ValueError(f"resize is for pictures, {dataset.name} holds texts")
-    return resize_pictures(dataset, resize)
+    return resize_pictures(dataset, size)
 
 
 def _find(name: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.data.classes import Classes, encode_labels, name_classes
+from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.types import LabeledDataset
@@ -31,6 +32,7 @@ class Rows:
         weights: ``n`` non-negative weights, or ``None``.
         image_shape: where ``fetch`` gives flattened pictures.
         positions: ``(n,)`` ids of the rows in the original source, or ``None`` for ``0..n-1``.
+        origins: what to call each row in messages, a file for instance; ``None`` for its id.
         dropped: rows that the source itself left out, by reason.
         notes: remarks.
     """
@@ -42,6 +44,7 @@ class Rows:
     weights: Any = None
     image_shape: Sequence[int] | None = None
     positions: np.ndarray | None = None
+    origins: Sequence[str] | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -91,11 +94,21 @@ def build(rows: Rows, selection: Selection | None = None) -> LabeledDataset | Te
         ValueError: bad labels, weights or features; nothing left.
     """
     chosen = choose(rows, selection or Selection())
-    fetched = rows.fetch(chosen.index)
+    fetched = _fetched(rows, chosen)
     if isinstance(fetched, Texts):
         return _texts(chosen, fetched, rows.name)
     matrix = fetched if isinstance(fetched, Matrix) else to_matrix(fetched, rows.image_shape)
     return assemble(chosen, matrix, rows.name)
+
+
+def _fetched(rows: Rows, chosen: Chosen) -> Any:
+    """Features of the chosen rows; one that cannot be used is named."""
+    try:
+        return rows.fetch(chosen.index)
+    except SampleError as error:
+        row = error.position
+        where = f"row {chosen.ids[row]}" if rows.origins is None else rows.origins[chosen.index[row]]
+        raise ValueError(f"{rows.name}: {error.told(where)}") from error
 
 
 def choose(rows: Rows, selection: Selection) -> Chosen:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.data.classes import is_missing, plain
+from otdd_flash.data.decoding import SampleError, reading_sample
 from otdd_flash.data.pictures import gather
 from otdd_flash.data.rows import Rows
+from otdd_flash.data.sizes import PictureSize
 
 STREAM_LIMIT = 100_000
 
@@ -45,7 +47,7 @@ def stream_rows(
     *,
     name: str,
     class_names: Sequence[str] | Mapping | None = None,
-    resize: Sequence[int] | None = None,
+    size: PictureSize | None = None,
 ) -> Rows:
     """Rows drawn from a stream of (features, label) by reservoir sampling (Vitter 1985, algorithm R).
 
@@ -57,7 +59,7 @@ def stream_rows(
         draw: size, seed, limit and classes.
         name: for messages and results.
         class_names: by label.
-        resize: ``(h, w)`` for pictures.
+        size: to bring pictures to.
 
     Raises:
         ValueError: a stream that is still going at the limit although neither ``max_samples`` nor ``limit`` was given.
@@ -86,7 +88,7 @@ def stream_rows(
     drawn = f"{len(kept)} of {seen} streamed samples drawn by a reservoir (seed {draw.seed})"
     return Rows(
         labels=[label for _, _, label in kept],
-        fetch=lambda index: gather([kept[i][1] for i in index.tolist()], resize),
+        fetch=lambda index: gather([kept[i][1] for i in index.tolist()], size),
         name=name,
         class_names=class_names,
         positions=np.array([position for position, _, _ in kept]),
@@ -98,7 +100,7 @@ def stream_rows(
 def _limited(pairs: Iterable[Any], draw: Draw, name: str) -> Iterator[Any]:
     """The stream up to the limit; what happens there depends on what was asked for."""
     limit = draw.limit or STREAM_LIMIT
-    stream = iter(pairs)
+    stream = _named(pairs, name)
     yield from itertools.islice(stream, limit)
     if draw.limit is not None or next(stream, None) is None:
         return
@@ -112,6 +114,20 @@ def _limited(pairs: Iterable[Any], draw: Draw, name: str) -> Iterator[Any]:
         UserWarning,
         stacklevel=4,
     )
+
+
+def _named(pairs: Iterable[Any], name: str) -> Iterator[Any]:
+    """The stream, whose error at a sample that cannot be read says which."""
+    stream = iter(pairs)
+    for position in itertools.count():
+        try:
+            with reading_sample(position):
+                item = next(stream)
+        except StopIteration:
+            return
+        except SampleError as error:
+            raise ValueError(f"{name}: {error.told(f'row {position}')}") from error
+        yield item
 
 
 def _class_filter(

@@ -10,9 +10,9 @@ from typing import Any
 from otdd_flash.data.arrow import agreed, is_numeric
 from otdd_flash.data.columns import choose_columns, table_rows
 from otdd_flash.data.csv_table import CsvForm, read_csv_table
+from otdd_flash.data.decoding import within
 from otdd_flash.data.frames import arrow_table, pandas_index
-from otdd_flash.data.huggingface import open_picture
-from otdd_flash.data.pictures import stack
+from otdd_flash.data.pictures import stack_pictures
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import Reader, Request, find_file, find_path, reading
 from otdd_flash.errors import optional_import
@@ -64,8 +64,9 @@ def read_parquet(request: Request) -> Rows:
     )
     if image is None or is_numeric(table.schema.field(image).type):
         return rows
-    pictures, resize = table.column(image), options.get("resize")
-    return replace(rows, fetch=lambda index: stack(map(_decoded, pictures.take(index).to_pylist()), resize))
+    pictures, size = table.column(image), options.get("resize")
+    folder = Path(options.get("picture_root") or (path.parent if path.is_file() else path)).expanduser()
+    return replace(rows, fetch=lambda index: stack_pictures(within(pictures.take(index).to_pylist(), folder), size))
 
 
 def _parquet(path: Path) -> tuple[Any, tuple[str, ...]]:
@@ -117,12 +118,3 @@ def _stored_names(schema: Any, label: str) -> list[str] | None:
         return None
     kind = json.loads(stored).get("info", {}).get("features", {}).get(label, {})
     return kind.get("names") if isinstance(kind, dict) else None
-
-
-def _decoded(value: Any) -> Any:
-    """An encoded picture: bytes, or a mapping with ``bytes`` or ``path``."""
-    if isinstance(value, dict):
-        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
-    if value is None:
-        raise ValueError("a picture is missing; drop the row")
-    return open_picture(value)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from otdd_flash.data.rows import Selection, build
+from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
 from otdd_flash.data.text import TextDataset
 from otdd_flash.data.torch_sets import ItemKeys, class_names_of, map_rows
@@ -31,6 +32,7 @@ def from_torch(
     seed: int = 0,
     classes: Sequence[Hashable] | None = None,
     resize: Sequence[int] | None = None,
+    fit: str = "stretch",
     name: str | None = None,
     stream_limit: int | None = None,
 ) -> LabeledDataset | TextDataset:
@@ -49,6 +51,7 @@ def from_torch(
         seed: of the draw.
         classes: keep these classes only, by label or by name.
         resize: ``(h, w)`` for pictures whose sizes differ.
+        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`load` has it.
         name: for messages and results; default the class of the set.
         stream_limit: read at most so many samples of a stream; default 100,000, with a warning on reaching it, or an
             error where ``max_samples`` is not given either.
@@ -64,6 +67,7 @@ def from_torch(
             "this is a Hugging Face data set: use otdd_flash.from_huggingface(dataset, image=..., label=...)"
         )
     selection = Selection(max_samples, seed, classes)
+    size = PictureSize.asked(resize, fit)
     base, samples = _opened(dataset)
     _warn_random(base)
     if samples is not None:
@@ -72,10 +76,10 @@ def from_torch(
         pairs = (ItemKeys(*keys).split(sample) for sample in samples)
         draw = Draw(max_samples, seed, stream_limit, classes)
         title = name or type(base).__name__
-        return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), resize=resize))
+        return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), size=size))
     if not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
         raise ValueError(f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(base).__name__}")
-    return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, resize=resize, name=name), selection)
+    return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, size=size, name=name), selection)
 
 
 def random_transforms(dataset: Any) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from otdd_flash.data.classes import label_array, plain
+from otdd_flash.data.decoding import SampleError, reading_sample
 from otdd_flash.data.pictures import gather
 from otdd_flash.data.rows import Rows
+from otdd_flash.data.sizes import PictureSize
 
 _LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "y")
 _SAMPLE_ATTRIBUTES = ("samples", "_samples", "imgs")
@@ -58,7 +60,7 @@ def map_rows(
     *,
     keys: ItemKeys | None = None,
     labels: Any = None,
-    resize: Sequence[int] | None = None,
+    size: PictureSize | None = None,
     name: str | None = None,
 ) -> Rows:
     """Rows of a map-style data set: labels without reading samples where possible, samples read when chosen.
@@ -69,18 +71,18 @@ def map_rows(
         dataset: with ``__len__`` and ``__getitem__``; ``Subset``, ``ConcatDataset``, ``TensorDataset`` are understood.
         keys: where an item keeps features and label.
         labels: ``(n,)`` labels, instead of looking for them.
-        resize: ``(h, w)`` for pictures.
+        size: to bring pictures to.
         name: for messages and results; default the class of the innermost set.
     """
     keys = keys or ItemKeys()
     notes: tuple[str, ...] = ()
     found = label_array(labels) if labels is not None else find_labels(dataset, keys.label)
     if found is None:
-        found = label_array([plain(keys.split(dataset[i])[1]) for i in range(len(dataset))])
+        found = label_array([plain(label) for label in _read_labels(dataset, keys, name or _base_name(dataset))])
         notes = (f"labels were read sample by sample, {len(dataset)} in all: labels= spares that",)
     if len(found) != len(dataset):
         raise ValueError(f"labels has {len(found)} entries for a data set of {len(dataset)} samples")
-    fetch = _fetcher(dataset, keys, None if labels is not None else found, resize)
+    fetch = _fetcher(dataset, keys, None if labels is not None else found, size)
     return Rows(found, fetch, name=name or _base_name(dataset), class_names=_names_for(dataset, found), notes=notes)
 
 
@@ -134,22 +136,42 @@ def _attribute_labels(dataset: Any) -> np.ndarray | None:
     return None
 
 
+def _samples(dataset: Any, keys: ItemKeys, rows: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+    """Features and label of samples, read one at a time.
+
+    Raises:
+        SampleError: one that cannot be read.
+    """
+    for position, row in enumerate(rows):
+        with reading_sample(position):
+            item = dataset[row]
+        yield keys.split(item)
+
+
+def _read_labels(dataset: Any, keys: ItemKeys, name: str) -> Iterator[Any]:
+    """Labels of all samples, read for them."""
+    try:
+        yield from (label for _, label in _samples(dataset, keys, range(len(dataset))))
+    except SampleError as error:
+        raise ValueError(f"{name}: {error.told(f'row {error.position}')}") from error
+
+
 def _fetcher(
-    dataset: Any, keys: ItemKeys, labels: np.ndarray | None, resize: Sequence[int] | None
+    dataset: Any, keys: ItemKeys, labels: np.ndarray | None, size: PictureSize | None
 ) -> Callable[[np.ndarray], Any]:
     """Reader of chosen samples that checks each label against the one found beforehand."""
 
     def fetch(index: np.ndarray) -> Any:
         features = []
-        for i in index.tolist():
-            sample, label = keys.split(dataset[i])
+        chosen = index.tolist()
+        for i, (sample, label) in zip(chosen, _samples(dataset, keys, chosen), strict=True):
             if labels is not None and not _same_label(label, labels[i]):
                 raise ValueError(
                     f"sample {i} has the label {plain(label)!r}, but the data set's attribute says {plain(labels[i])!r}"
                     "; pass labels= with the right ones"
                 )
             features.append(sample)
-        return gather(features, resize)
+        return gather(features, size)
 
     return fetch
 

@@ -6,12 +6,13 @@ import contextlib
 import inspect
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from otdd_flash.data.rows import Rows
+from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.sources import Reader, Request, cache_root, not_found
 from otdd_flash.data.torch_sets import map_rows
 from otdd_flash.errors import MissingDependencyError, optional_import
@@ -47,17 +48,17 @@ def torchvision_reader(
         except MissingDependencyError as error:
             raise FileNotFoundError(not_found(request, f"it cannot be downloaded: {error}")) from error
         dataset = getattr(module, cls)
-        resize = request.options.get("resize")
+        size = request.options.get("resize")
         for root in roots if then is None else []:
             with contextlib.suppress(RuntimeError, OSError):
-                return _rows(dataset, root, keywords, note, resize)
+                return _rows(dataset, root, keywords, note, size)
         if only_under is not None or not request.download:
             return None
         root = cache_root()
         root.mkdir(parents=True, exist_ok=True)
         try:
             with _quick_timeout(), contextlib.redirect_stdout(sys.stderr):
-                rows = _rows(dataset, root, {**keywords, "download": True}, note, resize)
+                rows = _rows(dataset, root, {**keywords, "download": True}, note, size)
             return rows if then is None else then(request)
         except (RuntimeError, OSError) as error:
             line = str(error).splitlines()[0] if str(error) else ""
@@ -68,9 +69,7 @@ def torchvision_reader(
     return read
 
 
-def _rows(
-    cls: Any, root: Path, keywords: Mapping[str, Any], note: str | None, resize: Sequence[int] | None = None
-) -> Rows:
+def _rows(cls: Any, root: Path, keywords: Mapping[str, Any], note: str | None, size: PictureSize | None = None) -> Rows:
     """Rows of the torchvision set under ``root``; nothing is downloaded unless ``keywords`` say so."""
     takes = inspect.signature(cls.__init__).parameters
     downloads = "download" in takes or any(kind.kind is kind.VAR_KEYWORD for kind in takes.values())
@@ -78,7 +77,7 @@ def _rows(
         raise RuntimeError(f"torchvision cannot download {cls.__name__}: its files must be fetched by hand")
     if "download" in takes:
         keywords = {"download": False, **keywords}
-    rows = map_rows(cls(root=str(root), **keywords), resize=resize)
+    rows = map_rows(cls(root=str(root), **keywords), size=size)
     return replace(rows, notes=(*rows.notes, note)) if note else rows
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from otdd_flash import from_arrays, load
+from otdd_flash import dataset_distance, from_arrays, load
 from otdd_flash.data import sources, subsample
+from otdd_flash.data.sizes import PictureSize, resize_pictures
 
 
 def bundled_splits():
@@ -171,6 +172,56 @@ def test_resized_8_bit_pictures_are_those_of_the_reader_that_resizes(tmp_path):
 def test_resize_must_be_two_positive_integers(size):
     with pytest.raises(ValueError, match=r"resize must be \(h, w\)"):
         load("digits", resize=size)
+
+
+def test_padding_keeps_the_pixels_and_a_margin_keeps_the_shape():
+    eight = load("digits")
+    pictures = eight.x.reshape(-1, 8, 8)
+    padded = load("digits", resize=(11, 10), fit="pad")
+    assert padded.image_shape == (11, 10)
+    assert torch.equal(padded.x.reshape(-1, 11, 10), torch.nn.functional.pad(pictures, (1, 1, 1, 2)))
+    assert padded.notes[-1] == "pictures brought by fit=pad from 8 x 8 to 11 x 10"
+    framed = load("digits", resize=(28, 28), fit="pad:4").x.reshape(-1, 28, 28)
+    inner = torch.nn.functional.interpolate(pictures[:, None], size=(20, 20), mode="bilinear", antialias=True)[:, 0]
+    assert torch.allclose(framed, torch.nn.functional.pad(inner, (4, 4, 4, 4)), atol=1e-6)
+    assert load("digits", resize=(8, 8), fit="pad:2").fingerprint == eight.fingerprint  # of that size already
+
+
+def test_padding_shrinks_with_the_aspect_ratio_and_stays_on_the_grid():
+    tall = np.zeros((2, 12, 6), dtype=np.uint8)
+    tall[:, :6], tall[:, 6:] = 100, 200
+    data = from_arrays(tall, [0, 1])
+    half = resize_pictures(data, PictureSize.asked((6, 6), "pad"))
+    picture = (half.x[0] * 255).round().reshape(6, 6)
+    assert half.levels == 255
+    assert picture[:, [0, 4, 5]].count_nonzero() == 0  # 6 x 3 in the middle of 6 x 6
+    assert picture[[0, 5], 1:4].tolist() == [[100] * 3, [200] * 3]
+
+
+@pytest.mark.parametrize("fit", ["fill", "pad:", "pad:-1", "pad:x", "stretch:2", 4, None, "pad:14"])
+def test_fit_must_be_a_way_that_there_is(fit):
+    with pytest.raises(ValueError, match="fit"):
+        load("digits", resize=(28, 28), fit=fit)
+
+
+def test_fit_without_a_size_is_refused():
+    with pytest.raises(ValueError, match=r"fit='pad' says how .* resize=\(h, w\)"):
+        load("digits", fit="pad")
+
+
+@pytest.mark.data
+def test_usps_as_mnist_has_its_digits_is_nearer_to_digits_than_to_clothes(data_root):
+    digits, clothes = (load(name, max_samples=300, data_root=data_root) for name in ("mnist", "fashion_mnist"))
+
+    def roots(**options):
+        usps = load("usps", max_samples=300, resize=(28, 28), data_root=data_root, **options)
+        return [dataset_distance(usps, other).value for other in (digits, clothes)]
+
+    for fit in ("pad", "pad:4"):
+        to_digits, to_clothes = roots(fit=fit)
+        assert to_digits < 0.6 * to_clothes
+    to_digits, to_clothes = roots()
+    assert to_digits > to_clothes  # stretched, the strokes are as thick as sleeves
 
 
 @pytest.mark.data
