@@ -45,7 +45,7 @@ def separated(rng: np.random.Generator, index: int) -> Problem:
     spread = float(rng.choice([0.0, 10 ** rng.uniform(-4, -1)]))
     delta = float(rng.choice(NEAR_EQUAL))
     if rng.random() < 0.3:
-        x, y, word = (*counted_groups(rng, centers, spread), "one point more or less")
+        x, y, word = (*counted_groups(rng, centers, spread, int(rng.integers(3, 26))), "one point more or less")
     else:
         x, y, word = (*weighted_groups(rng, centers, spread, delta), f"masses equal to {delta:g}")
     ratio = 10 ** rng.uniform(1.3, 3.7)
@@ -67,16 +67,20 @@ def near_equal(rng: np.random.Generator, index: int) -> Problem:
     if index == 1:
         x, y = (Cloud(line, np.array(w)) for w in ((0.5, 0.5), (0.5004, 0.4996)))
         return pair(x, y, Settings(epsilon=0.005), "two points against the same two")
-    centers = group_centers(rng, int(rng.integers(2, 7)), int(rng.integers(1, 6)))
+    counted = index % 5 == 0
+    centers = group_centers(rng, int(rng.integers(2, 4 if counted else 7)), int(rng.integers(1, 6)))
     spread = float(rng.choice([0.0, 10 ** rng.uniform(-3, -1)]))
-    delta = 10 ** rng.uniform(-5, -2.5)
-    makers = (lambda: counted_groups(rng, centers, spread), lambda: weighted_groups(rng, centers, spread, delta))
-    x, y = makers[int(rng.random() < 0.7)]()
+    delta = float(10 ** rng.uniform(-5, -2.5))
+    if counted:
+        x, y = counted_groups(rng, centers, spread, int(rng.integers(100, 300)))
+        delta = 1 / len(x.x)
+    else:
+        x, y = weighted_groups(rng, centers, spread, delta)
     settings = Settings(
         tol=float(rng.choice([1e-3, 1e-3, 1e-2, 1e-4, 1e-5])),
         relative_epsilon=float(rng.choice([0.01, 0.01, 0.01, 3e-3, 1e-3, 3e-4])),
     )
-    return pair(x, y, settings, f"{len(centers)} groups, delta {delta:.1g}, spread {spread:.2g}")
+    return pair(x, y, settings, f"{len(centers)} groups, masses equal to {delta:.1g}, spread {spread:.2g}")
 
 
 def options(rng: np.random.Generator, way: str) -> Settings:
@@ -133,11 +137,12 @@ def weighted_groups(rng: np.random.Generator, centers: Array, spread: float, del
     return out[0], out[1]
 
 
-def counted_groups(rng: np.random.Generator, centers: Array, spread: float) -> tuple[Cloud, Cloud]:
-    """Uniform weights, the same number of points in every group but for one more or less in some."""
-    size = int(rng.integers(3, 26))
+def counted_groups(rng: np.random.Generator, centers: Array, spread: float, size: int) -> tuple[Cloud, Cloud]:
+    """Uniform weights, ``size`` points in every group but for one more or less in some."""
     counts = np.full(len(centers), size)
     other = counts + rng.integers(-1, 2, len(centers))
+    other[0] = size + 1
+    other[1] = min(other[1], size)
     sides = [scatter(rng, np.repeat(centers, k, axis=0), spread) for k in (counts, other)]
     return Cloud(sides[0]), Cloud(sides[1])
 
