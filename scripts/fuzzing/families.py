@@ -8,13 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from fuzzing.problems import Array, Cloud, Problem, Settings, mean_square, pair
+from fuzzing.drawing import (
+    NEAR_EQUAL,
+    any_clouds,
+    counted_groups,
+    group_centers,
+    labelled,
+    mapped,
+    nearest_centers,
+    normal_cloud,
+    options,
+    padded,
+    weighted_groups,
+    with_epsilon,
+    with_reach,
+)
+from fuzzing.problems import WAYS, Cloud, Problem, Settings, pair
 
 Family = Callable[[np.random.Generator, int], Problem]
 FAMILIES: dict[str, Family] = {}
-TOLERANCES = (1e-2, 1e-3, 1e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
-NEAR_EQUAL = (0.0, 1e-9, 1e-7, 1e-5, 1e-4, 4e-4, 1e-3, 3e-3)
-"""Relative differences between the masses of groups that are meant to be nearly equal."""
 
 
 def family(function: Family) -> Family:
@@ -33,9 +45,8 @@ def random(rng: np.random.Generator, index: int) -> Problem:
     d = int(rng.integers(1, 21))
     x, y = normal_cloud(rng, d), normal_cloud(rng, d)
     scale, offset = 10 ** rng.uniform(-3, 3), 10 ** rng.uniform(-1, 2) * rng.normal(size=d)
-    x, y = (replace(c, x=scale * (c.x + offset)) for c in (x, y))
-    way = str(rng.choice(["distance", "divergence"]))
-    return pair(x, y, with_epsilon(rng, options(rng, way), x, y), f"scale {scale:.2g}")
+    x, y = (mapped(cloud, scale, offset) for cloud in (x, y))
+    return pair(x, y, with_epsilon(rng, options(rng, "distance", "divergence"), x, y), f"scale {scale:.2g}")
 
 
 @family
@@ -49,8 +60,7 @@ def separated(rng: np.random.Generator, index: int) -> Problem:
     else:
         x, y, word = (*weighted_groups(rng, centers, spread, delta), f"masses equal to {delta:g}")
     ratio = 10 ** rng.uniform(1.3, 3.7)
-    way = str(rng.choice(["distance", "divergence"]))
-    settings = replace(options(rng, way), epsilon=nearest_centers(centers) / ratio)
+    settings = replace(options(rng, "distance", "divergence"), epsilon=nearest_centers(centers) / ratio)
     return pair(x, y, settings, f"{len(centers)} groups, cost/epsilon {ratio:.0f}, spread {spread:.2g}, {word}")
 
 
@@ -83,70 +93,108 @@ def near_equal(rng: np.random.Generator, index: int) -> Problem:
     return pair(x, y, settings, f"{len(centers)} groups, masses equal to {delta:.1g}, spread {spread:.2g}")
 
 
-def options(rng: np.random.Generator, way: str) -> Settings:
-    return Settings(way=way, tol=float(rng.choice(TOLERANCES)), debiased=bool(rng.random() < 0.75))
+@family
+def padding(rng: np.random.Generator, index: int) -> Problem:
+    """Points of weight zero, near and far, on one side or both: the same as no points."""
+    x, y, word = any_clouds(rng, int(rng.integers(1, 6)))
+    settings = with_epsilon(rng, options(rng, "distance", "divergence", "batch", "loss"), x, y)
+    if rng.random() < 0.3:
+        settings = with_reach(rng, settings, x, y)
+    count, distance = int(rng.choice([1, 3, 10, 100])), float(10 ** rng.uniform(-1, 3))
+    sides = int(rng.integers(1, 4))
+    x, y = (padded(rng, c, count, distance) if sides & bit else c for c, bit in ((x, 1), (y, 2)))
+    return pair(x, y, settings, f"{word}, {count} points of weight zero, {distance:.2g} times as far")
 
 
-def with_epsilon(rng: np.random.Generator, settings: Settings, x: Cloud, y: Cloud) -> Settings:
-    """Epsilon of 1e-4 to 1 of the mean cost: relative where the function takes that, or absolute."""
-    relative = float(10 ** rng.uniform(-4, 0))
-    if settings.way in ("distance", "pairwise") and rng.random() < 0.7:
-        return replace(settings, relative_epsilon=relative)
-    mean = settings.halved * mean_square(x, y)
-    return replace(settings, epsilon=relative * mean if mean > 0 else 1.0)
+@family
+def labels(rng: np.random.Generator, index: int) -> Problem:
+    """Every label distance, classes of one sample, weights of both parts of the cost, zero among them."""
+    d = int(rng.integers(1, 9))
+    x, y = (labelled(rng, normal_cloud(rng, d), int(rng.integers(1, 6))) for _ in "xy")
+    method = str(rng.choice(["means", "gaussian_diag", "gaussian", "sinkhorn"]))
+    weights = [(1.0, 1.0), (1.0, 1.0), (float(10 ** rng.uniform(-2, 2)), 1.0), (0.0, 1.0), (1.0, 0.0)]
+    feature, label = weights[int(rng.integers(len(weights)))]
+    settings = replace(
+        options(rng, "distance"), method=method, feature_weight=feature, label_weight=label,
+        relative_epsilon=float(10 ** rng.uniform(-3, 0)),
+    )  # fmt: skip
+    return pair(x, y, settings, f"{method}, weights {feature:.2g} and {label:.2g}")
 
 
-def normal_cloud(rng: np.random.Generator, d: int, n: int | None = None) -> Cloud:
-    """Normal points of a random width about a random centre; weights uniform, random, or of all sizes."""
-    n = int(rng.integers(1, 61)) if n is None else n
-    x = 10 ** rng.uniform(-1, 0.5) * rng.normal(size=(n, d)) + rng.normal(size=d)
-    return Cloud(x, draw_weights(rng, n))
+@family
+def reach(rng: np.random.Generator, index: int) -> Problem:
+    """Unbalanced and semi-unbalanced, masses other than one where the function takes them."""
+    x, y, word = any_clouds(rng, int(rng.integers(1, 6)))
+    settings = with_epsilon(rng, options(rng, "distance", "divergence", "batch", "loss"), x, y)
+    settings = with_reach(rng, settings, x, y)
+    if settings.way in ("divergence", "batch"):
+        x, y = (replace(c, weights=c.masses * float(10 ** rng.uniform(-1, 1))) for c in (x, y))
+    return pair(x, y, settings, f"{word}, reach {settings.reach_x}, {settings.reach_y}")
 
 
-def draw_weights(rng: np.random.Generator, n: int) -> Array | None:
-    kind = rng.random()
-    if kind < 0.5:
-        return None
-    weights = rng.random(n) + 0.01 if kind < 0.8 else 10 ** rng.uniform(-6, 0, size=n)
-    return weights / weights.sum()
+@family
+def dtypes(rng: np.random.Generator, index: int) -> Problem:
+    """Inputs of float64, float32 and float16, at the origin and far from it, through every function."""
+    x, y, word = any_clouds(rng, int(rng.integers(1, 6)))
+    dtype = (np.float64, np.float32, np.float32, np.float16)[int(rng.integers(4))]
+    scale, offset = 1.0, float(rng.choice([0.0, 10 ** rng.uniform(0, 2.5)]))
+    if dtype is not np.float16:
+        scale = float(10 ** rng.uniform(-3, 3))
+    x, y = (mapped(cloud, scale, offset, dtype) for cloud in (x, y))
+    settings = with_epsilon(rng, options(rng, *WAYS[:4]), x, y)
+    return pair(x, y, settings, f"{word}, {dtype.__name__}, scale {scale:.2g}, offset {offset:.2g}")
 
 
-def group_centers(rng: np.random.Generator, count: int, d: int) -> Array:
-    """Centres ``(count, d)`` at a distance of ten or more: on a grid of line or random."""
-    if rng.random() < 0.5:
-        return 10.0 * np.arange(count)[:, None] * np.ones(d) / np.sqrt(d)
-    centers = rng.normal(size=(count, d))
-    return centers * 10 / np.sqrt(nearest_centers(centers))
+@family
+def degenerate(rng: np.random.Generator, index: int) -> Problem:
+    """Equal clouds, nearly equal clouds, single points, repeated points, features that do not vary."""
+    d, word = int(rng.integers(1, 6)), DEGENERATE[index % len(DEGENERATE)]
+    x, y = normal_cloud(rng, d), normal_cloud(rng, d)
+    if word == "equal clouds":
+        y = x
+    elif word == "equal but for the order":
+        order = rng.permutation(len(x.x))
+        y = Cloud(x.x[order], x.masses[order])
+    elif word == "nearly equal":
+        y = replace(x, x=x.x + 10 ** rng.uniform(-9, -3) * rng.normal(size=x.x.shape))
+    elif word == "single points":
+        x, y = normal_cloud(rng, d, 1), normal_cloud(rng, d, int(rng.integers(1, 3)))
+    elif word == "repeated points":
+        x, y = (Cloud(np.repeat(c.x, int(rng.integers(1, 6)), axis=0)) for c in (x, y))
+    elif word == "all in one point":
+        x, y = (Cloud(np.repeat(x.x[:1], k, axis=0)) for k in rng.integers(1, 9, 2))
+    else:
+        x, y = (replace(c, x=np.column_stack([c.x, np.full(len(c.x), 1e3)])) for c in (x, y))
+    return pair(x, y, with_epsilon(rng, options(rng, *WAYS[:4]), x, y), word)
 
 
-def nearest_centers(centers: Array) -> float:
-    """Smallest squared distance of two centres."""
-    return float(min(((p - q) ** 2).sum() for i, p in enumerate(centers) for q in centers[:i]))
+DEGENERATE = (
+    "equal clouds", "equal but for the order", "nearly equal", "single points", "repeated points", "all in one point",
+    "constant feature",
+)  # fmt: skip
 
 
-def weighted_groups(rng: np.random.Generator, centers: Array, spread: float, delta: float) -> tuple[Cloud, Cloud]:
-    """Up to ten points a group, group masses that differ by about ``delta`` of themselves between the sides."""
-    masses = rng.dirichlet(5 * np.ones(len(centers)))
-    moved = masses * (1 + delta * rng.normal(size=len(centers)))
-    out = []
-    for target in (masses, moved / moved.sum()):
-        group = np.repeat(np.arange(len(centers)), rng.integers(1, 11, len(centers)))
-        weights = rng.random(len(group)) + 0.1
-        weights *= (target / np.bincount(group, weights))[group]
-        out.append(Cloud(scatter(rng, centers[group], spread), weights / weights.sum()))
-    return out[0], out[1]
+@family
+def batches(rng: np.random.Generator, index: int) -> Problem:
+    """Several pairs in one call of ``sinkhorn_batch``, clouds shared among them, some of them groups far apart."""
+    d = int(rng.integers(1, 6))
+    clouds: list[Cloud] = []
+    for _ in range(int(rng.integers(1, 4))):
+        clouds += any_clouds(rng, d)[:2]
+    pairs = [(k, k + 1) for k in range(0, len(clouds), 2)]
+    pairs += [tuple(int(k) for k in rng.integers(0, len(clouds), 2)) for _ in range(int(rng.integers(0, 3)))]
+    settings = with_epsilon(rng, options(rng, "batch"), clouds[0], clouds[1])
+    return Problem(tuple(clouds), tuple(pairs), settings, f"{len(pairs)} pairs")
 
 
-def counted_groups(rng: np.random.Generator, centers: Array, spread: float, size: int) -> tuple[Cloud, Cloud]:
-    """Uniform weights, ``size`` points in every group but for one more or less in some."""
-    counts = np.full(len(centers), size)
-    other = counts + rng.integers(-1, 2, len(centers))
-    other[0] = size + 1
-    other[1] = min(other[1], size)
-    sides = [scatter(rng, np.repeat(centers, k, axis=0), spread) for k in (counts, other)]
-    return Cloud(sides[0]), Cloud(sides[1])
-
-
-def scatter(rng: np.random.Generator, points: Array, spread: float) -> Array:
-    """Points moved by ``spread`` of the distance between centres."""
-    return points + 10 * spread * rng.normal(size=points.shape)
+@family
+def matrices(rng: np.random.Generator, index: int) -> Problem:
+    """``pairwise`` over three sets, features alone or with a label distance."""
+    d, method = int(rng.integers(1, 6)), (None, "means", "gaussian_diag", "gaussian")[int(rng.integers(4))]
+    clouds = (*any_clouds(rng, d)[:2], normal_cloud(rng, d))
+    if method is not None:
+        clouds = tuple(labelled(rng, cloud, int(rng.integers(1, 4))) for cloud in clouds)
+    settings = replace(
+        options(rng, "pairwise"), method=method, debiased=True, relative_epsilon=float(10 ** rng.uniform(-3, 0))
+    )
+    return Problem(clouds, ((0, 1), (0, 2), (1, 2)), settings, f"three sets, {method}")

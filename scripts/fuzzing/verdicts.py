@@ -99,7 +99,7 @@ def outcome_of(problem: Problem, answer: Answer, true: Truth) -> tuple[str, str]
     off = true.value.distance(answer.value) if math.isfinite(answer.value) else math.inf
     allowed = max(WRONG, problem.settings.tol) * true.scale
     seen = f"value {answer.value:.9g}, error {error:.2g}, truth {true.value.middle:.9g}, off by {off:.2g}"
-    if true.value.width > UNRESOLVED * true.scale:
+    if true.value.width > UNRESOLVED * true.scale + 1e-13 * answer.epsilon:
         return "unresolved", f"the reference's interval is {true.value.width:.2g} wide"
     if answer.converged and off > allowed:
         return "wrong", f"{seen}, allowed {allowed:.2g}"
