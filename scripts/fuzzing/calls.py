@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ class Answer:
         passes: at the target epsilon; ``None`` where it does not tell.
         epsilon: in units of the cost.
         mean_cost: as reported, ``None`` where it is not.
-        table: joint label table as reported.
+        table: joint label table as reported, with its certificate.
     """
 
     value: float
@@ -34,6 +35,7 @@ class Answer:
     epsilon: float
     mean_cost: float | None = None
     table: Array | None = None
+    table_certificate: dict[str, Any] = field(default_factory=dict)
 
 
 def ask(problem: Problem) -> list[Answer]:
@@ -54,7 +56,7 @@ def _distance(problem: Problem) -> list[Answer]:
         labels = found.label_distances
         table = None if labels is None else labels.joint().numpy()
         answers.append(Answer(found.value, found.error, found.converged, found.iterations, found.epsilon,
-                              found.mean_cost, table))  # fmt: skip
+                              found.mean_cost, table, {} if labels is None else labels.certificate))  # fmt: skip
     return answers
 
 

@@ -182,7 +182,8 @@ def batches(rng: np.random.Generator, index: int) -> Problem:
     for _ in range(int(rng.integers(1, 4))):
         clouds += any_clouds(rng, d)[:2]
     pairs = [(k, k + 1) for k in range(0, len(clouds), 2)]
-    pairs += [tuple(int(k) for k in rng.integers(0, len(clouds), 2)) for _ in range(int(rng.integers(0, 3)))]
+    for i, j in rng.integers(0, len(clouds), (int(rng.integers(0, 3)), 2)):
+        pairs.append((int(i), int(j)))
     settings = with_epsilon(rng, options(rng, "batch"), clouds[0], clouds[1])
     return Problem(tuple(clouds), tuple(pairs), settings, f"{len(pairs)} pairs")
 
@@ -191,10 +192,10 @@ def batches(rng: np.random.Generator, index: int) -> Problem:
 def matrices(rng: np.random.Generator, index: int) -> Problem:
     """``pairwise`` over three sets, features alone or with a label distance."""
     d, method = int(rng.integers(1, 6)), (None, "means", "gaussian_diag", "gaussian")[int(rng.integers(4))]
-    clouds = (*any_clouds(rng, d)[:2], normal_cloud(rng, d))
+    clouds = [*any_clouds(rng, d)[:2], normal_cloud(rng, d)]
     if method is not None:
-        clouds = tuple(labelled(rng, cloud, int(rng.integers(1, 4))) for cloud in clouds)
+        clouds = [labelled(rng, cloud, int(rng.integers(1, 4))) for cloud in clouds]
     settings = replace(
         options(rng, "pairwise"), method=method, debiased=True, relative_epsilon=float(10 ** rng.uniform(-3, 0))
     )
-    return Problem(clouds, ((0, 1), (0, 2), (1, 2)), settings, f"three sets, {method}")
+    return Problem(tuple(clouds), ((0, 1), (0, 2), (1, 2)), settings, f"three sets, {method}")

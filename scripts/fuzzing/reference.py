@@ -185,8 +185,10 @@ def newton_step(problem: Transport, state: State) -> State:
     direction = laplacian_solve(links, diagonal, eps * gradient, grounded=problem.balanced)
     if direction is None:
         return sinkhorn_step(problem, state)
-    span = float(np.ptp(direction)) if problem.balanced else float(np.abs(direction).max())
-    return search(problem, state, direction, span / min(eps, problem.rho_y), evaluate) or sinkhorn_step(problem, state)
+    # how far exponents move: f follows a common shift of g but for the part that its penalty holds back
+    span, most = float(np.ptp(direction)), float(np.abs(direction).max())
+    size = (kappa * span + (1 - kappa) * most) / eps + most / problem.rho_y
+    return search(problem, state, direction, size, evaluate) or sinkhorn_step(problem, state)
 
 
 def search(problem: Transport, state: State, direction: Array, size: float, evaluate_: Evaluate) -> State | None:

@@ -38,7 +38,8 @@ def truth(x: Cloud, y: Cloud, settings: Settings, epsilon: float, table: Array |
     """
     shift = 0 if table is None else class_count(x)
     sides = [prepared(cloud, settings, offset) for cloud, offset in ((x, 0), (y, shift))]
-    rho = tuple(math.inf if reach is None else reach**2 for reach in (settings.reach_x, settings.reach_y))
+    rho_x, rho_y = (math.inf if reach is None else reach**2 for reach in (settings.reach_x, settings.reach_y))
+    rho = (rho_x, rho_y)
     costs = {(i, j): cost_matrix(sides[i], sides[j], settings, table) for i, j in ((0, 1), (0, 0), (1, 1))}
     a, b = (side[1] for side in sides)
     value = bounds(costs[0, 1], a, b, epsilon, rho)
@@ -96,6 +97,21 @@ def label_table(x: Cloud, y: Cloud, method: str) -> Array:
         table = table + traces[:, None] + traces[None, :] - 2 * cross
     np.fill_diagonal(table, 0.0)
     return table
+
+
+def sinkhorn_table(x: Cloud, y: Cloud, epsilon: float, *, debiased: bool) -> tuple[Array, Array]:
+    """Bounds of ``OT_eps`` between all classes of both clouds, less half the self terms where debiased."""
+    classes = [*class_parts(x), *class_parts(y)]
+    own = [self_bounds(squared_distances(p, p), w, epsilon) for p, w in classes] if debiased else []
+    lower, upper = np.zeros((2, len(classes), len(classes)))
+    for i, (p, v) in enumerate(classes):
+        for j, (q, w) in enumerate(classes[:i]):
+            if np.array_equal(p, q) and np.array_equal(v, w):
+                continue
+            found = bounds(squared_distances(p, q), v, w, epsilon)
+            lower[i, j] = found.lower - (own[i].upper + own[j].upper) / 2 if debiased else found.lower
+            upper[i, j] = found.upper - (own[i].lower + own[j].lower) / 2 if debiased else found.upper
+    return lower + lower.T, upper + upper.T
 
 
 def class_parts(cloud: Cloud) -> list[tuple[Array, Array]]:

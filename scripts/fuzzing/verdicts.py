@@ -6,15 +6,20 @@ import math
 import time
 import traceback
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
 
 from fuzzing.calls import Answer, ask
 from fuzzing.families import make
-from fuzzing.problems import Problem
-from fuzzing.truth import Truth, label_table, truth
+from fuzzing.problems import Cloud, Problem
+from fuzzing.truth import Truth, label_table, sinkhorn_table, truth
 
-FAILURES = ("raised", "wrong", "outside", "negative", "posed")
+FAILURES = ("raised", "wrong", "outside", "negative", "posed", "table")
 """Raised; certified but off by more than 1e-3 (or tol) of the scale; certified but outside the stated error; below zero
-by more than the stated error; epsilon, mean cost or label table are not what the options say."""
+by more than the stated error; mean cost or epsilon are not what was asked for; right for the table of class-to-class
+divergences that was reported, while that table, certified, is wrong, or the value is outside the stated error of what
+the true table gives."""
 OUTCOMES = ("certified", "uncertified", "unresolved", *FAILURES)
 MOMENT_METHODS = ("means", "gaussian_diag", "gaussian")
 WRONG = 1e-3  # of the scale max(|value|, 0.01 mean cost)
@@ -62,7 +67,7 @@ class Verdict:
 def judge(family: str, seed: int, index: int) -> list[Verdict]:
     """Make the problem, ask the library, and hold each answer against the truth."""
     problem = make(family, seed, index)
-    base = {
+    base: dict[str, Any] = {
         "family": family, "seed": seed, "index": index, "way": problem.settings.way, "note": problem.note,
         "tol": problem.settings.tol,
     }  # fmt: skip
@@ -77,7 +82,7 @@ def judge(family: str, seed: int, index: int) -> list[Verdict]:
     return [_verdict(problem, k, answer, spent, base) for k, answer in enumerate(answers)]
 
 
-def _verdict(problem: Problem, k: int, answer: Answer, spent: float, base: dict) -> Verdict:
+def _verdict(problem: Problem, k: int, answer: Answer, spent: float, base: dict[str, Any]) -> Verdict:
     x, y = (problem.clouds[i] for i in problem.pairs[k])
     settings, table = problem.settings, answer.table
     start = time.perf_counter()
@@ -86,6 +91,8 @@ def _verdict(problem: Problem, k: int, answer: Answer, spent: float, base: dict)
     true = truth(x, y, settings, answer.epsilon, table)
     took = time.perf_counter() - start
     outcome, detail = outcome_of(problem, answer, true)
+    if settings.method == "sinkhorn" and answer.converged and outcome == "certified":
+        outcome, detail = table_outcome(x, y, problem, answer) or (outcome, detail)
     return Verdict(
         **base, pair=k, outcome=outcome, detail=detail, value=answer.value, error=answer.error,
         lower=float(true.value.lower), upper=float(true.value.upper), scale=true.scale, converged=answer.converged,
@@ -111,6 +118,26 @@ def outcome_of(problem: Problem, answer: Answer, true: Truth) -> tuple[str, str]
     if posed:
         return "posed", posed
     return ("certified" if answer.converged else "uncertified"), seen
+
+
+def table_outcome(x: Cloud, y: Cloud, problem: Problem, answer: Answer) -> tuple[str, str] | None:
+    """Whether a certified table of class-to-class divergences, and the value with it, is as right as is said."""
+    settings, certificate = problem.settings, answer.table_certificate
+    if answer.table is None or not certificate["epsilon"] > 0:
+        return None
+    lower, upper = sinkhorn_table(x, y, certificate["epsilon"], debiased=settings.debiased)
+    off = float(np.maximum(lower - answer.table, answer.table - upper).max())
+    scale = max(float(upper.max()), 0.01 * certificate["mean_cost"])
+    stated = certificate.get("error", certificate.get("gap", 0.0)) + 1e-12 * certificate["mean_cost"]
+    if off > stated or off > max(WRONG, settings.tol) * scale:
+        return "table", f"class table off by {off:.2g}, stated {stated:.2g}, largest entry {upper.max():.3g}"
+    true = truth(x, y, settings, answer.epsilon, (lower + upper) / 2).value
+    if answer.error is not None and true.distance(answer.value) > answer.error:
+        return "table", (
+            f"value {answer.value:.9g}, error {answer.error:.2g}, off by {true.distance(answer.value):.2g} from what the "
+            "true class table gives"
+        )
+    return None
 
 
 def _posed(problem: Problem, answer: Answer, true: Truth) -> str:
