@@ -134,8 +134,8 @@ def table_outcome(x: Cloud, y: Cloud, problem: Problem, answer: Answer) -> tuple
     true = truth(x, y, settings, answer.epsilon, (lower + upper) / 2).value
     if answer.error is not None and true.distance(answer.value) > answer.error:
         return "table", (
-            f"value {answer.value:.9g}, error {answer.error:.2g}, off by {true.distance(answer.value):.2g} from what the "
-            "true class table gives"
+            f"value {answer.value:.9g}, error {answer.error:.2g}, off by {true.distance(answer.value):.2g} from what "
+            "the true class table gives"
         )
     return None
 
