@@ -15,7 +15,7 @@ PACKAGE = ROOT / "otdd_flash"
 
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
-    {"checks", "errors", "types", "cost", "progress", "palette"},
+    {"checks", "errors", "memory", "types", "cost", "progress", "palette"},
     {"tensor_files"},
     {"kernels", "data", "reference"},
     {"ops"},

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from otdd_flash.data.classes import dense, refuse_repeats
-from otdd_flash.data.matrix import as_tensor, to_matrix
+from otdd_flash.data.held import hold
+from otdd_flash.data.matrix import to_matrix
 from otdd_flash.data.rows import Rows, Selection, assemble, choose
 from otdd_flash.types import LabeledDataset
 
@@ -23,6 +23,9 @@ def from_arrays(
     name: str = "arrays",
     image_shape: Sequence[int] | None = None,
     min_class_size: int | None = None,
+    max_samples: int | None = None,
+    seed: int = 0,
+    classes: Sequence[Hashable] | None = None,
 ) -> LabeledDataset:
     """A labelled data set from features and labels in memory.
 
@@ -34,10 +37,11 @@ def from_arrays(
     ([1, 0], ('cat', 'dog'), {'unlabelled': 1})
 
     Args:
-        X: ``(n, d)`` features, or pictures ``(n, h, w)``, ``(n, c, h, w)``, ``(n, h, w, c)``; torch, numpy, pandas or
-            lists, any strides. Integers are cast, float64 stays, narrower floats become float32. 8-bit pictures become
-            floats in [0, 1] with ``levels=255``; with two or four channels the last is alpha and dropped with a note.
-            Channels are taken to be first where both outer axes are 1 or 3.
+        X: ``(n, d)`` features, or pictures ``(n, h, w)``, ``(n, c, h, w)``, ``(n, h, w, c)``; torch, numpy, sparse
+            matrices of scipy, data frames of any library, or lists, any strides. Only the rows that are kept are read
+            (of a ``numpy.memmap``, say) or made dense. Integers are cast, float64 stays, narrower floats become
+            float32. 8-bit pictures become floats in [0, 1] with ``levels=255``; with two or four channels the last is
+            alpha and dropped with a note. Channels are taken to be first where both outer axes are 1 or 3.
         y: ``(n,)`` labels: any hashable values, or ``(n, c)`` one-hot rows. ``-1``, ``None``, NaN and masked
             entries are unlabelled: these rows are dropped and counted in ``dropped``.
         weights: ``(n,)`` non-negative weights, normalised in float64; rows of weight zero, also after that, are
@@ -46,6 +50,9 @@ def from_arrays(
         name: for messages and results.
         image_shape: ``(h, w)``, ``(c, h, w)`` or ``(h, w, c)`` where the rows of ``X`` are flattened pictures.
         min_class_size: drop classes with fewer samples, with a warning and a count; default none is dropped.
+        max_samples: at most so many rows, drawn uniformly without replacement; ``None`` for all.
+        seed: of the draw.
+        classes: keep these classes only, by label or by name.
 
     Returns:
         The data set, on the device of ``X``; of numpy, pandas and lists on the CPU.
@@ -54,33 +61,27 @@ def from_arrays(
         ValueError: zero rows, NaN or infinite features, lengths that differ, real-valued or multi-label targets,
             weights of the wrong length, negative, NaN or all zero, ``class_names`` with repeats.
     """
-    features = as_tensor(X)
-    labels = dense(_beside(y, features))
+    features = hold(X)
+    labels = dense(_beside(y, features.device))
     count = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) != 0 else None
-    if features.ndim == 0 or (count is not None and count != len(features)):
-        raise ValueError(f"X and y differ in length: X has shape {tuple(features.shape)}, y has {count} labels")
+    if not features.shape or (count is not None and count != features.shape[0]):
+        raise ValueError(f"X and y differ in length: X has shape {features.shape}, y has {count} labels")
     rows = Rows(
         labels=labels,
-        fetch=lambda index: _take(features, index),
+        fetch=features.take,
         name=name,
         class_names=refuse_repeats(class_names),
-        weights=_beside(weights, features),
+        weights=_beside(weights, features.device),
+        notes=features.notes,
     )
-    chosen = choose(rows, Selection(min_class_size=min_class_size))
+    chosen = choose(rows, Selection(max_samples, seed, classes, min_class_size))
     return assemble(chosen, to_matrix(rows.fetch(chosen.index), image_shape), name)
 
 
-def _take(features: torch.Tensor, index: np.ndarray) -> torch.Tensor:
-    """The rows ``index``, without a copy where that is all of them."""
-    if len(index) == len(features):
-        return features
-    return features[torch.as_tensor(index, device=features.device)]
-
-
-def _beside(values: Any, features: torch.Tensor) -> Any:
+def _beside(values: Any, device: torch.device) -> Any:
     """A tensor on another device than the features is brought over, or refused naming both."""
-    if not isinstance(values, torch.Tensor) or values.device == features.device:
+    if not isinstance(values, torch.Tensor) or values.device == device:
         return values
-    if "meta" in (values.device.type, features.device.type):
-        raise ValueError(f"features are on {features.device} and labels or weights on {values.device}: no data to move")
-    return values.to(features.device)
+    if "meta" in (values.device.type, device.type):
+        raise ValueError(f"features are on {device} and labels or weights on {values.device}: no data to move")
+    return values.to(device)

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,9 @@ def label_array(labels: Any) -> np.ndarray:
 def dense(labels: Any) -> Any:
     """Sparse labels (one-hot rows as a rule) as an array; anything else as it is."""
     if isinstance(labels, torch.Tensor):
+        if labels.is_nested:
+            raise ValueError("y is a nested tensor (several labels a sample?); give one label a sample")
+        labels = labels.dequantize() if labels.is_quantized else labels
         return labels if labels.layout == torch.strided else labels.to_dense()
     return labels.toarray() if hasattr(labels, "toarray") else labels
 
@@ -115,9 +119,11 @@ def _decoded(labels: np.ndarray) -> np.ndarray:
 
 
 def plain(value: Any) -> Any:
-    """A zero-dimensional tensor or numpy scalar as a Python value, masked as ``None``; anything else as it is."""
+    """A zero-dimensional tensor or numpy scalar as a Python value, masked as ``None``, decimals as floats."""
     if value is np.ma.masked:
         return None
+    if isinstance(value, Decimal):
+        return float(value)
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0):
         return value.item()
     return value

@@ -140,6 +140,9 @@ def _from_pandas(df: Any, columns: Sequence[int], rows: np.ndarray) -> Any:
     arrow = optional_import("pyarrow", needed_for="data frames")
     part = df if list(columns) == list(range(df.shape[1])) else df.iloc[:, list(columns)]
     part = part if len(rows) == len(df) else part.iloc[rows]
+    kinds = set(part.dtypes)
+    if len(kinds) == 1 and isinstance(kind := kinds.pop(), np.dtype) and kind.kind in "biuf":  # faster for wide frames
+        return arrow.table(list(part.to_numpy().T), names=list(map(str, part.columns)))
     sparse = [i for i, kind in enumerate(part.dtypes) if type(kind).__name__ == "SparseDtype"]
     if sparse:
         part = part.copy(deep=False)

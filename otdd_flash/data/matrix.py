@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.data.arrow import ENCODE_ADVICE
+
 LEVELS = 255
 NOTE_16_BIT = "16-bit pictures divided by 65535"
 _CHANNELS = (1, 2, 3, 4)
@@ -43,7 +45,7 @@ def as_tensor(features: Any) -> Tensor:
         ValueError: text, ragged or complex features.
     """
     if isinstance(features, Tensor):
-        tensor = features if features.layout == torch.strided else features.to_dense()
+        tensor = _plain_tensor(features)
     elif isinstance(features, list | tuple) and features and isinstance(features[0], Tensor):
         shapes = {tuple(getattr(row, "shape", ())) for row in features}
         if len(shapes) > 1 or not all(isinstance(row, Tensor) for row in features):
@@ -54,6 +56,21 @@ def as_tensor(features: Any) -> Tensor:
     if tensor.is_complex():
         raise ValueError("X is complex; give real and imaginary parts as separate columns")
     return tensor
+
+
+def _plain_tensor(tensor: Tensor) -> Tensor:
+    """A tensor of numbers in rows: sparse ones dense, quantised ones as the numbers that they stand for.
+
+    Raises:
+        ValueError: nested tensors and those without data.
+    """
+    if tensor.is_nested:
+        raise ValueError("X is a nested tensor, whose rows may differ in length: pad or cut them, as a plain tensor")
+    if tensor.is_meta:
+        raise ValueError("X is a tensor on the device meta, which holds no data: give it on cpu or cuda")
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def to_matrix(features: Any, image_shape: Sequence[int] | None = None) -> Matrix:
@@ -187,23 +204,17 @@ def _numeric(features: Any) -> np.ndarray:
     """``features`` as a native, writable numpy array of a dtype that torch knows."""
     if isinstance(features, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in features):
         features = np.ma.stack(features)
-    if hasattr(features, "dtypes") and hasattr(features, "columns"):
-        _refuse_text_columns(features)
-        array = features.to_numpy(dtype=None if len(set(map(str, features.dtypes))) == 1 else "float64")
-    elif hasattr(features, "toarray"):
-        array = features.toarray()
-    else:
-        try:
-            array = _unmasked(features) if isinstance(features, np.ma.MaskedArray) else np.asarray(features)
-        except ValueError as error:
-            raise ValueError(f"X has rows of different lengths or kinds: {error}") from error
+    try:
+        array = _unmasked(features) if isinstance(features, np.ma.MaskedArray) else np.asarray(features)
+    except ValueError as error:
+        raise ValueError(f"X has rows of different lengths or kinds: {error}") from error
     if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"X holds values that are not numbers ({error}); {_TEXT_ADVICE}") from error
+            raise ValueError(f"X holds values that are not numbers ({error}); {ENCODE_ADVICE}") from error
     if array.dtype.kind not in "biufc":
-        raise ValueError(f"X has dtype {array.dtype}, which is not numeric; {_TEXT_ADVICE}")
+        raise ValueError(f"X has dtype {array.dtype}, which is not numeric; {ENCODE_ADVICE}")
     if (array.dtype.kind == "f" and array.dtype.itemsize > 8) or array.dtype == np.uint64:
         array = array.astype(np.float64)
     if not array.dtype.isnative:
@@ -224,13 +235,3 @@ def _unmasked(features: np.ma.MaskedArray) -> np.ndarray:
     raise ValueError(
         f"X has {int(mask.sum())} masked values, the first in row {int(np.argwhere(mask)[0][0])}; drop or impute them"
     )
-
-
-_TEXT_ADVICE = "encode categories as numbers (pandas.get_dummies), and text with an embedder (otdd_flash.data.features)"
-
-
-def _refuse_text_columns(frame: Any) -> None:
-    """A data frame must hold numbers only."""
-    text = [str(name) for name, dtype in frame.dtypes.items() if getattr(dtype, "kind", "O") not in "biuf"]
-    if text:
-        raise ValueError(f"columns {text[:5]} are not numeric; choose others with features=, or {_TEXT_ADVICE}")

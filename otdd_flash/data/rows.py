@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.data.classes import Classes, encode_labels, name_classes
+from otdd_flash.data.classes import Classes, encode_labels, name_classes, plain
 from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
 from otdd_flash.data.text import TextDataset, Texts
@@ -70,8 +70,30 @@ class Selection:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
-        if self.classes is not None and len(self.classes) == 0:
-            raise ValueError("classes is empty: name the classes to keep, or None for all")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _asked_classes(self.classes))
+
+
+def _asked_classes(classes: Any) -> list[Hashable]:
+    """The classes to keep, one name standing for itself.
+
+    Raises:
+        ValueError: no collection of labels, or an empty one.
+    """
+    if isinstance(classes, str):
+        return [classes]
+    try:
+        asked = [plain(item) for item in classes]
+        hash(tuple(asked))
+    except TypeError:
+        raise ValueError(
+            f"classes must be a list of labels or names to keep, or None for all, got {classes!r}"
+        ) from None
+    if not asked:
+        raise ValueError("classes is empty: name the classes to keep, or None for all")
+    return asked
 
 
 @dataclass(frozen=True)
@@ -243,7 +265,7 @@ def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, .
         weights = np.ma.filled(weights.astype(float), np.nan)
     try:
         array = weights.detach().cpu().double().numpy() if isinstance(weights, Tensor) else np.asarray(weights, float)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"weights must be {n} numbers: {error}") from error
     if array.shape != (n,):
         raise ValueError(f"weights has shape {array.shape}, but there are {n} samples: it must be ({n},)")
@@ -324,8 +346,6 @@ class _Keeper:
 
 def _wanted(classes: Classes, names: Sequence[str], asked: Sequence[Hashable], source: str) -> list[int]:
     """Ids of the asked classes, found by label value first, then by name."""
-    if isinstance(asked, str):
-        asked = [asked]
     by_value = {value: i for i, value in enumerate(classes.values)}
     by_name = {name: i for i, name in enumerate(names)}
     unknown = [item for item in asked if item not in by_value and str(item) not in by_name]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
+from otdd_flash.memory import free_memory
 from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -120,7 +121,7 @@ class BlockedOperator:
             raise ValueError(f"precision={precision!r} needs backend='triton'; the torch backend has fp32 and fp64")
         dtype = _DTYPES[precision]
         scores = sum(_scores(cost, problem) for problem in problems) * dtype.itemsize
-        free = _free_memory(cost.device) if memory_budget is None else 2 * memory_budget
+        free = free_memory(cost.device) if memory_budget is None else 2 * memory_budget
         budget = int(0.9 * free) if memory == "cached" and memory_budget is None else free // 2
         if memory == "cached" and scores > budget:
             raise MemoryError(
@@ -385,17 +386,6 @@ def _scores(cost: DotProductCost, problem: Problem) -> int:
     i, j = problem
     n, m = cost.clouds[i].n, cost.clouds[j].n
     return n * m // 2 if i == j else n * m
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes that may be used on ``device``."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except OSError:
-        return 4 << 30
 
 
 def _pad(values: Tensor, length: int, width: int | None = None) -> Tensor:

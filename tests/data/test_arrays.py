@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from otdd_flash import from_arrays, load
+from otdd_flash import from_arrays, from_dataframe, load
 from otdd_flash.data.classes import name_classes
 
 X4 = np.arange(12.0).reshape(4, 3)
@@ -66,7 +68,7 @@ def test_unlabelled_rows_are_dropped_and_counted(y):
 
 
 def test_integer_labels_with_gaps_keep_their_names_and_their_difference(tmp_path):
-    """A column of integers with a gap is read as floats: 1.0 is class "1", and 2**53 + 1 cannot be told from 2**53."""
+    """A frame holds integers with a gap as floats, which cannot tell 2**53 + 1 from 2**53; a file has both."""
     for text, names in (("1\n2\n\n1\n2\n", ("1", "2")), ("-3\n\n7\n-3\n7\n", ("-3", "7"))):
         rows = [f"{i},{label}" for i, label in enumerate(text.split("\n")[:-1])]
         (tmp_path / "gap.csv").write_text("x,label\n" + "\n".join(rows))
@@ -74,8 +76,9 @@ def test_integer_labels_with_gaps_keep_their_names_and_their_difference(tmp_path
         assert data.class_names == names
         assert data.dropped == {"unlabelled": 1}
     (tmp_path / "wide.csv").write_text("x,label\n0,9007199254740993\n1,9007199254740992\n2,\n3,9007199254740994\n")
+    assert load(f"csv:{tmp_path}/wide.csv").num_classes == 3
     with pytest.raises(ValueError, match="floats beyond 9007199254740992"):
-        load(f"csv:{tmp_path}/wide.csv")
+        from_dataframe(pd.read_csv(tmp_path / "wide.csv"), label="label")
 
 
 def test_float_labels_beyond_integers_are_refused_and_integers_kept():
@@ -409,3 +412,96 @@ def test_the_eight_bit_grid_is_detected_not_assumed(dtype):
         assert from_arrays(off, y).levels is None
     assert from_arrays(x + 1, y).levels is None
     assert from_arrays(x - 1, y).levels is None
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_features_in_a_frame_of_any_library(library):
+    frame = pd.DataFrame({"a": [1, 2, 3, 4], "b": [0.5, None, 2.5, 3.5]}).convert_dtypes()
+    if library == "polars":
+        frame = pytest.importorskip("polars").from_pandas(frame)
+    with pytest.raises(ValueError, match=r"column 'b' has 1 missing values .*, the first in row 1"):
+        from_arrays(frame, [0, 1, 0, 1])
+    assert from_arrays(frame, [0, None, 0, 1]).x.tolist() == [[1, 0.5], [3, 2.5], [4, 3.5]]
+    assert from_arrays(frame[["a"]], frame["b"] > 1, class_names=["low", "high"]).class_counts.tolist() == [1, 2]
+    assert from_arrays(X4, frame["a"]).class_names == ("1", "2", "3", "4")
+
+
+class Watched(np.ndarray):
+    """Remembers the rows that were read."""
+
+    read: ClassVar[list] = []
+
+    def __getitem__(self, key):
+        Watched.read.append(key)
+        return super().__getitem__(key)
+
+
+def test_a_draw_reads_its_rows_alone(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(400.0).reshape(100, 4))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    labels = np.arange(100) % 3
+    part = from_arrays(mapped, labels, max_samples=7, seed=3, classes=[0, 2])
+    assert (
+        part.ids.tolist() == from_arrays(mapped.copy(), labels, max_samples=7, seed=3, classes=["0", "2"]).ids.tolist()
+    )
+    assert part.x.tolist() == mapped[part.ids.numpy()].tolist()
+    Watched.read.clear()
+    from_arrays(mapped.view(Watched), labels, max_samples=7, seed=3, classes=[0, 2])
+    assert [list(rows) for rows in Watched.read] == [part.ids.tolist()]
+
+
+def test_sparse_features_are_made_dense_with_their_size_and_a_narrower_way():
+    sparse = pytest.importorskip("scipy.sparse")
+    x = sparse.random(300, 40, density=0.1, random_state=0, format="coo")
+    tensor = torch.from_numpy(x.toarray()).to_sparse_csr()
+    for given in (x, x.tocsc(), tensor, tensor.to_sparse_coo()):
+        data = from_arrays(given, np.arange(300) % 2)
+        assert np.array_equal(data.x.numpy(), x.toarray())
+        assert (
+            "sparse X (0.1 of its values are not zero) made dense: 96 kB; scikit-learn's TruncatedSVD" in data.notes[0]
+        )
+        part = from_arrays(given, np.arange(300) % 2, max_samples=9)
+        assert np.array_equal(part.x.numpy(), x.toarray()[part.ids.numpy()])
+
+
+def test_sparse_features_beyond_memory_are_refused_before_they_are_dense():
+    sparse = pytest.importorskip("scipy.sparse")
+    huge = sparse.csr_matrix((500_000, 2_000_000), dtype=np.float32)
+    with pytest.raises(ValueError, match=r"X is sparse: 500000 of its rows made dense.* take 4 TB.*TruncatedSVD"):
+        from_arrays(huge, np.zeros(500_000, dtype=int))
+    assert from_arrays(huge, np.zeros(500_000, dtype=int), max_samples=2).d == 2_000_000
+
+
+def test_quantised_nested_and_empty_tensors():
+    x = torch.tensor([[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+    quantised = torch.quantize_per_tensor(x, 0.5, 0, torch.quint8)
+    assert from_arrays(quantised, [0, 1, 0]).x.tolist() == x.tolist()
+    assert from_arrays(x, torch.quantize_per_tensor(x[:, 0], 1, 0, torch.quint8)).class_names == ("0", "1", "2")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(ValueError, match="X is a nested tensor"):
+        from_arrays(nested, [0, 1])
+    with pytest.raises(ValueError, match="y is a nested tensor"):
+        from_arrays(x[:2], nested)
+    with pytest.raises(ValueError, match="X is a tensor on the device meta"):
+        from_arrays(x.to("meta"), [0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
+        ({"max_samples": 2.0}, "max_samples must be a positive integer or None, got 2.0"),
+        ({"classes": 7}, "classes must be a list of labels or names to keep, or None for all, got 7"),
+        ({"classes": [[0], [1]]}, "classes must be a list of labels"),
+        ({"classes": []}, "classes is empty"),
+        ({"classes": [7]}, r"classes=\[7\] are not in arrays"),
+    ],
+)
+def test_arguments_of_a_draw_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        from_arrays(X4, [0, 1, 0, 1], **{"max_samples": 2, **options})
+    if options != {"classes": [7]}:
+        frame = pd.DataFrame(X4).assign(label=[0, 1, 0, 1])
+        with pytest.raises(ValueError, match=message):
+            from_dataframe(frame, label="label", **{"max_samples": 2, **options})

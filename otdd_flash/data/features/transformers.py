@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from otdd_flash.data.features.embedders import Batching, Embedder
+from otdd_flash.data.held import hold
 from otdd_flash.data.matrix import as_tensor
 from otdd_flash.errors import optional_import
 from otdd_flash.types import LabeledDataset
@@ -89,7 +91,8 @@ def as_rows(outputs: Any, n: int, name: str) -> Tensor:
     Raises:
         ValueError: another number of rows or axes.
     """
-    x = as_tensor(outputs)
+    held = hold(outputs)
+    x = as_tensor(held.take(np.arange(held.shape[0]))) if held.shape else as_tensor(outputs)
     if x.ndim != 2 or len(x) != n or not x.shape[1]:
         raise ValueError(f"{name} must give ({n}, k), one row a sample and k >= 1, got shape {tuple(x.shape)}")
     return x if x.dtype in (torch.float32, torch.float64) else x.double()
