@@ -27,7 +27,7 @@ class DatasetConfig:
     data_root: str | None = None
     """Folder to look in first; null for $OTDD_DATA and the usual places."""
     path: str | None = None
-    """File, folder or hub name (csv, parquet, npz, imagefolder, hf)."""
+    """File, folder or hub name (csv, parquet, npz, idx, imagefolder, hf)."""
     label: str | None = None
     """Column of the labels (csv, parquet, hf)."""
     features: Any = None
@@ -50,10 +50,13 @@ class DatasetConfig:
     """[h, w], [c, h, w] or [h, w, c] where rows are flattened pictures (csv, parquet, npz)."""
     resize: Any = None  # OmegaConf cannot interpolate a typed list
     """[h, w] to bring pictures to."""
+    fit: str | None = None
+    """How: stretch (the default), pad (a border of zeros) or pad:<margin> (scaled to leave a border of that width)."""
     min_class_size: int | None = None
     """Drop smaller classes, with a warning and a count."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the set: +source.options.subset=letters (emnist), x, y (npz), config (hf)."""
+    """Further arguments of the set: +source.options.subset=letters (emnist), x, y (npz), labels (idx: their file),
+    picture_root (parquet: folder that its pictures may be read from), config (hf)."""
 
 
 @dataclass
@@ -183,6 +186,8 @@ class DataConfig:
     """For all sets, unless one has its own."""
     resize: list[int] | None = None
     """[h, w] of pictures, for all sets, unless one has its own."""
+    fit: str | None = None
+    """How pictures are brought to that size: stretch (the default), pad or pad:<margin>."""
     device: str | None = None
     """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
     seed: int = 0

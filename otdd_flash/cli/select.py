@@ -58,6 +58,7 @@ def _with_defaults(side: DatasetConfig, config: SelectConfig) -> DatasetConfig:
         max_samples=config.max_samples if side.max_samples is None else side.max_samples,
         data_root=config.data_root if side.data_root is None else side.data_root,
         resize=config.resize if side.resize is None else side.resize,
+        fit=config.fit if side.fit is None else side.fit,
     )
 
 

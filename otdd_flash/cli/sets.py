@@ -25,12 +25,14 @@ class Common:
         max_samples: at most so many.
         data_root: folder to look in first.
         resize: of pictures.
+        fit: how pictures get there.
         seed: of draws.
     """
 
     max_samples: int | None
     data_root: str | None
     resize: Any
+    fit: str | None
     seed: int
 
 
@@ -48,7 +50,7 @@ def entry(given: Any, common: Common) -> tuple[str, DatasetConfig]:
         what = f"has the unknown keys {unknown}" if unknown else "has no name"
         raise ValueError(f"the entry {given!r} of datasets {what}; it takes {', '.join(('as', *known))}")
     config = DatasetConfig(**settings)
-    for key in ("max_samples", "data_root", "resize"):
+    for key in ("max_samples", "data_root", "resize", "fit"):
         if getattr(config, key) is None:
             setattr(config, key, getattr(common, key))
     return str(title or _title(config)), config

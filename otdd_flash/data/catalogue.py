@@ -9,12 +9,12 @@ from typing import Any
 
 from otdd_flash.data.files import read_huggingface, read_npz
 from otdd_flash.data.folders import read_imagefolder
+from otdd_flash.data.idx import idx_reader, read_idx_files
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import (
     Reader,
     Request,
     Source,
-    idx_reader,
     npz_file_reader,
     sklearn_reader,
     text_reader,
@@ -37,7 +37,7 @@ def _named(*splits: str) -> dict[str, dict[str, Any]]:
 
 def _vision(about: str, cls: str, splits: Mapping[str, Mapping[str, Any]]) -> Source:
     """A set that torchvision alone knows."""
-    return Source(about, (torchvision_reader(cls, splits),), tuple(splits), ("resize",))
+    return Source(about, (torchvision_reader(cls, splits),), tuple(splits), ("resize", "fit"))
 
 
 def _emnist_names(subset: str) -> list[str]:
@@ -184,14 +184,20 @@ _FILES = {
         "a table, Parquet (a file, or a folder of parts)",
         (read_parquet,),
         ("all",),
-        (*_FRAME, "image", "picture_root", "resize"),
+        (*_FRAME, "image", "picture_root", "resize", "fit"),
     ),
-    "imagefolder": Source("pictures, one folder a class", (read_imagefolder,), (), ("path", "resize")),
+    "idx": Source(
+        "samples and labels in idx files, as MNIST's are",
+        (read_idx_files,),
+        (),
+        ("path", "labels", "class_names", "image_shape"),
+    ),
+    "imagefolder": Source("pictures, one folder a class", (read_imagefolder,), (), ("path", "resize", "fit")),
     "hf": Source(
         "a Hugging Face data set by name",
         (read_huggingface,),
         (),
-        ("path", "config", "image", "text", "features", "label", "resize"),
+        ("path", "config", "image", "text", "features", "label", "resize", "fit"),
     ),
 }
 

@@ -129,7 +129,7 @@ def reading(path: Path, form: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError):  # clear already
         raise
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} cannot be read as {form}: {_complaint(error)}; check that it is whole (size, checksum) and of "
             "that form, and write or fetch it again"
@@ -141,56 +141,9 @@ def _complaint(error: Exception) -> str:
     line = next(iter(str(error).splitlines()), "")
     if "pickle" in line:
         return "it is damaged, of another form, or holds pickled objects, which are not read"
+    if isinstance(error, MemoryError):
+        return f"it asks for more memory than there is ({line or 'out of memory'})"
     return f"it has no entry {line}" if isinstance(error, KeyError) else line or type(error).__name__
-
-
-def read_idx(path: Path) -> np.ndarray:
-    """A file in LeCun's idx form (unsigned bytes), gzipped or plain.
-
-    Raises:
-        ValueError: another form, or a length that does not fit the header.
-    """
-    with reading(path, "an idx file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-        content = stream.read()
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-        raise ValueError(f"{path} is not an idx file of unsigned bytes")
-    shape = np.frombuffer(content, dtype=">u4", count=content[3], offset=4)
-    data = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * content[3])
-    if data.size != int(shape.prod(dtype=np.int64)):
-        raise ValueError(f"{path} is damaged: {data.size} values where the header says {shape.tolist()}")
-    return data.reshape(shape.astype(np.int64))
-
-
-def idx_reader(
-    folders: Sequence[str],
-    prefixes: dict[str, str],
-    class_names: Sequence[str] | None = None,
-    transpose: bool = False,
-) -> Reader:
-    """Reader of a pair of idx files ``{prefix}-images-idx3-ubyte[.gz]`` and ``{prefix}-labels-idx1-ubyte[.gz]``.
-
-    Args:
-        folders: names under a root.
-        prefixes: file prefix by split; ``{option}`` fields are filled from the request's options.
-        class_names: by label.
-        transpose: pictures are stored column by column (EMNIST).
-    """
-
-    def read(request: Request) -> Rows | None:
-        stem = prefixes[request.split].format(**request.options)
-        images = find_file(request.roots, folders, [f"{stem}-images-idx3-ubyte.gz", f"{stem}-images-idx3-ubyte"])
-        if images is None:
-            return None
-        beside = [f"{stem}-labels-idx1-ubyte.gz", f"{stem}-labels-idx1-ubyte"]
-        labels = find_file([images.parent], ["."], beside)
-        if labels is None:
-            raise ValueError(f"{images} is there but its labels {beside[0]} are not")
-        pictures = read_idx(images)
-        if transpose:
-            pictures = pictures.transpose(0, 2, 1)
-        return Rows(read_idx(labels), pictures.__getitem__, class_names=class_names)
-
-    return read
 
 
 def npz_file_reader(folder: str, file: str, note: str) -> Reader:

@@ -27,6 +27,23 @@ def distance(otdd: Command, *arguments: str) -> dict:
     return json.loads(outcome.out)
 
 
+def test_idx_files_and_pictures_with_a_border(otdd: Command, tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (20, 6, 6), dtype=np.uint8)
+    for name, array in (("images", pictures), ("y", np.arange(20, dtype=np.uint8) % 2)):
+        header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+        (tmp_path / f"{name}.idx").write_bytes(header + array.tobytes())
+    source = ("source=idx", f"source.path={tmp_path}/images.idx", "+source.options.labels=y.idx")
+    found = distance(otdd, *source, "target=digits", "resize=[9,8]", "fit=pad:1", "target.fit=pad", "labels=means",
+                     "max_samples=20")  # fmt: skip
+    ours = otdd_flash.load("idx", path=tmp_path / "images.idx", labels="y.idx", resize=(9, 8), fit="pad:1")
+    digits = otdd_flash.load("digits", max_samples=20, resize=(9, 8), fit="pad")
+    assert found["value"] == pytest.approx(otdd_flash.dataset_distance(ours, digits, label_distance="means").value)
+    outcome = otdd("matrix", *RUN, f"datasets=[{{name: digits, fit: pad, resize: [9, 8], as: d}},"
+                   f"{{name: 'idx:{tmp_path}/images.idx', options: {{labels: y.idx}}, as: i}}]",
+                   "resize=[9,8]", "fit=pad:1", "labels=means", "max_samples=20")  # fmt: skip
+    assert outcome.code == 0, outcome.err
+
+
 def test_defaults_are_the_librarys() -> None:
     ours = {item.name: item.default for item in fields(FeaturesConfig)}
     theirs = {item.name: item.default for item in fields(Features) if item.name != "batching"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import inspect
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -134,6 +135,16 @@ def test_broken_files_are_named_with_what_is_wrong(tmp_path):
         assert says in message
         assert "write or fetch it again" in message
         assert "allow_pickle" not in message
+
+
+def test_an_archive_that_claims_more_memory_than_there_is_says_so(tmp_path):
+    """A header is 128 bytes whatever it claims: two terabytes in a file of a kilobyte."""
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (250000000000, 1), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00v\x00" + header)
+        archive.writestr("y.npy", b"\x93NUMPY\x01\x00v\x00" + header)
+    with pytest.raises(ValueError, match=r"huge\.npz cannot be read as .*'x'.*(more memory|reading array data)"):
+        load("npz", path=tmp_path / "huge.npz")
 
 
 def test_broken_sets_under_a_root_are_named_too(tmp_path):
