@@ -41,7 +41,7 @@ def load(
     LabeledDataset('iris', n=150, d=4, classes=3)
 
     Args:
-        name: one of :func:`sources`, in any case, with or without hyphens; ``npz``, ``csv``, ``parquet``,
+        name: one of :func:`sources`, in any case, with or without hyphens; ``npz``, ``csv``, ``parquet``, ``idx``,
             ``imagefolder`` and ``hf`` take a path or name behind a colon or as ``path=``.
         split: ``train``, ``test`` or what else the set has; scikit-learn's sets have no splits, there the default gives
             all rows (``all``), which a note says.
@@ -58,7 +58,8 @@ def load(
             MNIST's digits stand in their pictures); and those of the set: ``label``, ``features``, ``text``,
             ``weights``, ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that
             mean missing, besides an empty field) for csv, ``image`` and ``picture_root`` (the folder that its paths may
-            point into, by default the table's own) for Parquet.
+            point into, by default the table's own) for Parquet, ``labels`` (the file of the labels, where it does not lie
+            beside ``images-idx3`` as ``labels-idx1``) for idx.
 
     Returns:
         The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.
