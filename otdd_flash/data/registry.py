@@ -58,8 +58,8 @@ def load(
             MNIST's digits stand in their pictures); and those of the set: ``label``, ``features``, ``text``,
             ``weights``, ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that
             mean missing, besides an empty field) for csv, ``image`` and ``picture_root`` (the folder that its paths may
-            point into, by default the table's own) for Parquet, ``labels`` (the file of the labels, where it does not lie
-            beside ``images-idx3`` as ``labels-idx1``) for idx.
+            point into, by default the table's own) for Parquet, ``labels`` (the file of the labels, where it is not the
+            one beside ``images-idx3`` that is called ``labels-idx1``) for idx.
 
     Returns:
         The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.
