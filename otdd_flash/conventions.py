@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, check_fields, check_flag, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.labels import LabelDistances, class_samples
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
@@ -64,14 +65,10 @@ class MicrosoftConvention:
     inner_debiased: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("entreg", "inner_entreg"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        for name in ("lambda_x", "lambda_y"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be non-negative and finite, got {getattr(self, name)}")
-        if self.inner not in INNER:
-            raise ValueError(f"inner must be {', '.join(INNER)}, got {self.inner!r}")
+        check_fields(self, check_number, "entreg", "inner_entreg")
+        check_fields(self, check_number, "lambda_x", "lambda_y", closed=True)
+        check_choice("inner", self.inner, INNER)
+        check_flag("inner_debiased", self.inner_debiased)
 
     def tables(self, source: LabeledDataset, target: LabeledDataset, execution: Execution) -> LabelDistances | None:
         """Its class-to-class table, of either set's classes, or ``None`` where ``lambda_y`` is 0.

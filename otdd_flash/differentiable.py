@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides, settled
+from otdd_flash.checks import check_choice, check_visible
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.labels.attached import ATTACHABLE, attached_table
 from otdd_flash.sinkhorn.autograd import DifferentiableDivergence, DivergenceInputs
@@ -65,14 +67,15 @@ def differentiable_distance(
     >>> x.grad.tolist()
     [[-2.0, -2.0]]
     """
-    if moments not in ("attached", "detached"):
-        raise ValueError(f"moments must be 'attached' or 'detached', got {moments!r}")
+    check_choice("moments", moments, get_args(Moments))
+    check_sides(source=source, target=target)
+    options = settled("differentiable_distance", options, overrides, DistanceOptions())
+    check_visible("device", options.device)
     sides = [source, target]
-    device = overrides.get("device", options.device if options else None)
-    sides = sides if device is None else [side.to(device) for side in sides]
-    _refuse(replace(options or DistanceOptions(), **overrides), moments)
+    sides = sides if options.device is None else [side.to(options.device) for side in sides]
+    _refuse(options, moments)
     constants = [replace(side, x=side.x.detach()) for side in sides]
-    result = dataset_distance(*constants, options=options, **overrides)
+    result = dataset_distance(*constants, options=options)
     a, b = (side.normalised_weights for side in sides)
     weight = torch.tensor(result.feature_weight, dtype=torch.float64, device=sides[0].x.device)
     inputs = DivergenceInputs(sides[0].x, sides[1].x, a, b, weight, _table(sides, result, moments))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import platform
 import sys
 import time
@@ -15,8 +16,19 @@ import torch
 from torch import Tensor
 
 import otdd_flash
+from otdd_flash.arguments import check_sides, settled
 from otdd_flash.augment import augment
-from otdd_flash.checks import check_choice, check_count, check_device, check_flag, check_number, check_visible
+from otdd_flash.checks import (
+    check_choice,
+    check_count,
+    check_device,
+    check_fields,
+    check_flag,
+    check_number,
+    check_path,
+    check_visible,
+    shown,
+)
 from otdd_flash.conventions import MicrosoftConvention, refuse_decided
 from otdd_flash.cost import DotProductCost
 from otdd_flash.labels import ClassNames, LabelDistances, LabelSinkhorn, label_distances
@@ -102,29 +114,29 @@ class DistanceOptions:
     seed: int = 0
     strict: bool = False
     progress: bool = False
-    cache_dir: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
     convention: MicrosoftConvention | Literal["microsoft"] | None = None
 
     def __post_init__(self) -> None:
-        check_number("relative_epsilon", self.relative_epsilon)
-        for name in ("epsilon", "label_epsilon"):
-            check_number(name, getattr(self, name), optional=True)
-        for name in ("reach", "reach_x", "reach_y"):
-            check_number(name, getattr(self, name), high=1e150, optional=True)
-        for name in ("feature_weight", "label_weight"):
-            check_number(name, getattr(self, name), low=-math.inf)
+        check_fields(self, check_number, "relative_epsilon")
+        check_fields(self, check_number, "epsilon", "label_epsilon", optional=True)
+        check_fields(self, check_number, "reach", "reach_x", "reach_y", high=1e150, optional=True)
+        check_fields(self, check_number, "feature_weight", "label_weight", low=-math.inf)
         for name in ("debiased", "strict", "progress"):
             check_flag(name, getattr(self, name))
         for name, choices in (("precision", Precision), ("memory", Memory), ("backend", Backend)):
             check_choice(name, getattr(self, name), get_args(choices))
         check_device("device", self.device)
-        check_count("max_samples", self.max_samples, optional=True)
-        check_count("memory_budget", self.memory_budget, optional=True, least=0)
-        check_count("seed", self.seed, least=0)
+        check_fields(self, check_count, "max_samples", optional=True)
+        check_fields(self, check_count, "memory_budget", optional=True, least=0)
+        check_fields(self, check_count, "seed", least=0)
+        check_path("cache_dir", self.cache_dir, optional=True)
         self.solver(torch.device("cpu"))  # checks its share
         if self.reach is not None and (self.reach_x is not None or self.reach_y is not None):
             raise ValueError("give reach or reach_x, reach_y, not both")
-        if not (self.convention in (None, "microsoft") or isinstance(self.convention, MicrosoftConvention)):
+        if not (self.convention is None or isinstance(self.convention, str | MicrosoftConvention)):
+            raise TypeError(f"convention must be 'microsoft' or a MicrosoftConvention, got {shown(self.convention)}")
+        if isinstance(self.convention, str) and self.convention != "microsoft":
             raise ValueError(f"convention must be 'microsoft' or a MicrosoftConvention, got {self.convention!r}")
 
     @property
@@ -266,10 +278,8 @@ def dataset_distance(
     >>> otdd.dataset_distance(digits, digits).value
     0.0
     """
-    if options is not None and not isinstance(options, DistanceOptions):
-        raise TypeError(f"options must be DistanceOptions, got {options!r}")
-    options = _options(options, overrides)
-    _check_sides(source, target)
+    options = settled("dataset_distance", options, overrides, DistanceOptions())
+    check_sides(source=source, target=target)
     source, target = (_place(side, options) for side in (source, target))
     if _same_data(source, target):
         target = replace(source, name=target.name)
@@ -327,24 +337,6 @@ def describe_size(source: LabeledDataset, target: LabeledDataset, memory: str) -
         f"{n} x {m} points, {d} features: streamed needs about {streamed / 2**20:,.0f} MiB, "
         f"stored costs {stored / 2**20:,.0f} MiB (memory={memory})"
     )
-
-
-def _options(options: DistanceOptions | None, overrides: dict[str, Any]) -> DistanceOptions:
-    known = [f.name for f in fields(DistanceOptions)]
-    unknown = sorted(set(overrides) - set(known))
-    if unknown:
-        raise TypeError(f"dataset_distance has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
-    return replace(options or DistanceOptions(), **overrides)
-
-
-def _check_sides(source: LabeledDataset, target: LabeledDataset) -> None:
-    for name, side in (("source", source), ("target", target)):
-        if not isinstance(side, LabeledDataset):
-            raise TypeError(
-                f"{name} must be a LabeledDataset, got {type(side).__name__}: use otdd_flash.from_arrays(X, y), "
-                "otdd_flash.from_torch, otdd_flash.from_huggingface or otdd_flash.load; texts need an embedder first "
-                "(otdd_flash.data.features.Features)"
-            )
 
 
 def _place(side: LabeledDataset, options: DistanceOptions) -> LabeledDataset:

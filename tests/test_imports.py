@@ -15,8 +15,9 @@ PACKAGE = ROOT / "otdd_flash"
 
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
-    {"checks", "errors", "memory", "types", "cost", "progress", "palette"},
-    {"tensor_files"},
+    {"checks", "errors", "memory", "progress", "palette"},
+    {"types", "cost"},
+    {"arguments", "tensor_files"},
     {"kernels", "data", "reference"},
     {"ops"},
     {"sinkhorn"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_fields, check_number, check_type, shown
 from otdd_flash.flows.driver import Evaluation, Objective, State
 from otdd_flash.flows.newton import TrustRegion
 from otdd_flash.sinkhorn.krylov import Spectrum, lanczos
@@ -27,6 +28,14 @@ class Adam:
     lr: float = 1e-2
     betas: tuple[float, float] = (0.9, 0.999)
     tol: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_number, "lr")
+        check_fields(self, check_number, "tol", closed=True)
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
+            raise TypeError(f"betas must be two numbers in [0, 1), got {shown(self.betas)}")
+        for beta in self.betas:
+            check_number("betas", beta, high=1.0, closed=True)
 
     def init(self, objective: Objective, w: Tensor) -> State:
         """Evaluate the start."""
@@ -86,6 +95,14 @@ class AdamNewton:
     escape_length: float = 0.1
     max_lanczos: int = 60
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_type("adam", self.adam, Adam)
+        check_type("newton", self.newton, TrustRegion)
+        check_fields(self, check_number, "saddle_tol", closed=True)
+        check_fields(self, check_number, "escape_length")
+        check_fields(self, check_count, "watch_every", "patience", "max_lanczos")
+        check_fields(self, check_count, "seed", least=0)
 
     def init(self, objective: Objective, w: Tensor) -> State:
         """Evaluate the start; Adam begins."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otdd_flash.checks import check_count
+from otdd_flash.checks import check_count, check_fields, check_number, check_path
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.checkpoint import Checkpoint
 from otdd_flash.flows.state import FlowState
@@ -69,6 +69,9 @@ class Metrics(Callback):
     _seconds: float = field(default=0.0, repr=False)
     _names: list[str] = field(default_factory=list, repr=False)
 
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Write the header and the start, or cut the file at the step resumed from."""
         path = Path(self.path)
@@ -103,6 +106,9 @@ class TensorBoard(Callback):
     folder: str | os.PathLike[str]
     _writer: Any = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        check_path("folder", self.folder)
+
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Open the event file."""
         optional_import("tensorboard", needed_for="TensorBoard metrics", extra="flows")
@@ -130,7 +136,8 @@ class SaveCheckpoint(Callback):
     every: int = 1
 
     def __post_init__(self) -> None:
-        check_count("every", self.every)
+        check_path("path", self.path)
+        check_fields(self, check_count, "every")
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Save the start."""
@@ -157,7 +164,8 @@ class Trajectory(Callback):
     every: int = 10
 
     def __post_init__(self) -> None:
-        check_count("every", self.every)
+        check_path("folder", self.folder)
+        check_fields(self, check_count, "every")
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Dump the start."""
@@ -186,6 +194,11 @@ class EarlyStopping(Callback):
     goal: float | None = None
     _best: float = field(default=math.inf, repr=False)
     _waited: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_count, "patience")
+        check_fields(self, check_number, "relative", closed=True)
+        check_fields(self, check_number, "goal", low=-math.inf, optional=True)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Count from here."""

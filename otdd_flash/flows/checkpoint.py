@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_path
 from otdd_flash.flows.state import Evaluation, FlowState
 from otdd_flash.tensor_files import read_tensors, save_tensors
 from otdd_flash.types import LabeledDataset
@@ -80,6 +81,7 @@ class Checkpoint:
             FileNotFoundError: no such file.
             ValueError: the file is damaged or of another kind.
         """
+        check_path("path", path)
         record, tensors = read_tensors(path, kind=FORMAT)
         try:
             return cls(_restore(record["tree"], tensors), record["source"])

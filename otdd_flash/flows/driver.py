@@ -14,6 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from otdd_flash.checks import check_callable, check_count, check_tensor, shown
+
 
 class Evaluation(Protocol):
     """An objective at one point."""
@@ -127,6 +129,14 @@ def minimise(
     Raises:
         ValueError: a start whose value or gradient is not finite.
     """
+    check_callable("objective", objective)
+    check_tensor("w", w)
+    if not w.is_floating_point():
+        raise TypeError(f"w must be a tensor of floats, got {w.dtype}")
+    if isinstance(method, type) or not all(hasattr(method, name) for name in ("init", "step", "terminate")):
+        raise TypeError(f"method must be NewtonCG(), TrustRegion(), Adam(), AdamNewton() or alike, got {shown(method)}")
+    max_steps = check_count("max_steps", max_steps, least=0)
+    check_callable("callback", callback, optional=True)
     state = method.init(objective, w)
     if not (math.isfinite(state.at.value) and math.isfinite(state.gradient_norm)):
         raise ValueError(f"the objective at the start is {state.at.value}, its gradient's norm {state.gradient_norm}")

@@ -19,6 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides
+from otdd_flash.checks import check_choice, check_count, check_fields, check_number, check_type
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.particles import Moments, Particles, diagonal_statistics, renumbered
 from otdd_flash.flows.projections import project_simplex
@@ -70,8 +72,7 @@ class FeatureFlow(Dynamics):
     moments: Moments = "attached"
 
     def __post_init__(self) -> None:
-        if self.moments not in ("attached", "detached"):
-            raise ValueError(f"moments must be 'attached' or 'detached', got {self.moments!r}")
+        check_choice("moments", self.moments, ("attached", "detached"))
 
     def init(self, data: LabeledDataset) -> Variables:
         """See :class:`Dynamics`."""
@@ -129,10 +130,11 @@ class Clustering:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.method not in ("kmeans", "dbscan"):
-            raise ValueError(f"method must be 'kmeans' or 'dbscan', got {self.method!r}")
-        if self.every < 1 or not self.radius > 0:
-            raise ValueError(f"every must be at least 1 and radius positive, got {self.every} and {self.radius}")
+        check_choice("method", self.method, ("kmeans", "dbscan"))
+        check_fields(self, check_count, "every", "min_samples")
+        check_fields(self, check_count, "clusters", optional=True)
+        check_fields(self, check_number, "radius")
+        check_fields(self, check_count, "seed", least=0, most=2**32 - 1)  # what scikit-learn takes
 
     def __call__(self, points: Tensor, weights: Tensor, classes: int) -> Tensor:
         """``(n,)`` int64 cluster of each row of ``points (n, p)``; all ``-1`` where DBSCAN finds none."""
@@ -159,6 +161,9 @@ class AugmentedFlow(Dynamics):
     """
 
     clustering: Clustering | None = field(default_factory=Clustering)
+
+    def __post_init__(self) -> None:
+        check_type("clustering", self.clustering, Clustering, optional=True)
 
     def init(self, data: LabeledDataset) -> Variables:
         """See :class:`Dynamics`."""
@@ -206,6 +211,10 @@ class JointFlow(Dynamics):
     rate: float = 1.0
     _places: Tensor | None = field(default=None, repr=False)
     _names: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_sides(target=self.target)
+        check_fields(self, check_number, "rate")
 
     def init(self, data: LabeledDataset) -> Variables:
         """See :class:`Dynamics`."""

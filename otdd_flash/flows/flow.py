@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
+from otdd_flash.arguments import check_known, check_sides, settled
+from otdd_flash.checks import check_callable, check_count, check_fields, check_type, shown
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.checkpoint import Checkpoint
@@ -60,6 +62,11 @@ class Flow:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_type("objective", self.objective, Objective, "give flows.DatasetTransport(target), for one")
+        check_type("dynamics", self.dynamics, Dynamics, "give flows.FeatureFlow(), for one")
+        check_type("stepper", self.stepper, Stepper, "give flows.LineSearch(), for one")
+        check_callable("projection", self.projection, optional=True)
+        check_fields(self, check_count, "seed", least=0)
         generator = torch.Generator().manual_seed(self.seed)
         self.problem = Problem(self.objective, self.dynamics, self.projection, generator)
         self.source = ""  # fingerprint of the set that it runs from
@@ -121,8 +128,11 @@ class Flow:
         Raises:
             StepRefusedError: see :meth:`step`; callbacks are finished first.
         """
-        if steps < 0:
-            raise ValueError(f"steps must not be negative, got {steps}")
+        check_sides(source=source)
+        steps = check_count("steps", steps, least=0)
+        check_type("resume", resume, Checkpoint, "give flows.Checkpoint.load(path)", optional=True)
+        if not isinstance(callbacks, tuple | list) or not all(isinstance(entry, Callback) for entry in callbacks):
+            raise TypeError(f"callbacks must be a list of flows.Callback, got {shown(callbacks)}")
         state = self.init(source) if resume is None else self.resume(source, resume)
         history, reason = [_record(state)], None
         started: list[Callback] = []
@@ -182,11 +192,14 @@ def gradient_flow(
     >>> moved.data.x.tolist()
     [[0.75]]
     """
+    check_sides(source=source)
+    known = [item.name for item in fields(Flow) if item.name != "objective"]
+    check_known("gradient_flow", settings, known)
     if isinstance(target, Objective):
         if options is not None:
             raise ValueError("options belong to the distance to a data set; an objective has its own")
         return Flow(target, **settings).run(source, steps=steps, callbacks=callbacks, resume=resume)
-    objective = DatasetTransport(target, options or DistanceOptions())
+    objective = DatasetTransport(target, settled("gradient_flow", options, {}, DistanceOptions()))
     return Flow(objective, **settings).run(source, steps=steps, callbacks=callbacks, resume=resume)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_fields, check_number
 from otdd_flash.flows.driver import Evaluation, Objective, State
 
 _SUFFICIENT_DECREASE = 1e-4  # Armijo
@@ -31,6 +32,10 @@ class NewtonCG:
     damping: float = 1e-3
     tol: float = 1e-8
     max_inner: int = 100
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_number, "damping", "tol", closed=True)
+        check_fields(self, check_count, "max_inner")
 
     def init(self, objective: Objective, w: Tensor) -> State:
         """Evaluate the start."""
@@ -78,6 +83,12 @@ class TrustRegion:
     accept: float = 0.1
     tol: float = 1e-8
     max_inner: int = 100
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_number, "radius", "max_radius")
+        check_fields(self, check_number, "accept", high=1.0, closed=True)
+        check_fields(self, check_number, "tol", closed=True)
+        check_fields(self, check_count, "max_inner")
 
     def init(self, objective: Objective, w: Tensor) -> State:
         """Evaluate the start."""

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from otdd_flash.arguments import check_sides, settled
+from otdd_flash.checks import check_callable, check_text, check_type
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.flows.particles import Particles, computable, diagonal_statistics
 from otdd_flash.flows.warm import Memory, solve_to_target
@@ -79,6 +81,8 @@ class DatasetTransport(Objective):
     name = "transport"
 
     def __post_init__(self) -> None:
+        check_sides(target=self.target)
+        check_type("options", self.options, DistanceOptions, "give DistanceOptions(...)")
         refused = ("convention", "max_samples", "device")
         given = [name for name in refused if getattr(self.options, name) is not None]
         if given:
@@ -174,7 +178,8 @@ def feature_transport(target: LabeledDataset, options: DistanceOptions | None = 
         options: of the distance.
         **settings: further fields of :class:`DatasetTransport`.
     """
-    return DatasetTransport(target, replace(options or DistanceOptions(), label_distance=None, **settings))
+    chosen = settled("feature_transport", options, settings, DistanceOptions())
+    return DatasetTransport(target, replace(chosen, label_distance=None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +193,10 @@ class PotentialEnergy(Objective):
 
     potential: Callable[[Tensor], Tensor]
     name: str = "potential"
+
+    def __post_init__(self) -> None:
+        check_callable("potential", self.potential)
+        check_text("name", self.name)
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
         """See :class:`otdd_flash.flows.objectives.Objective`."""
@@ -209,6 +218,10 @@ class InteractionEnergy(Objective):
 
     kernel: Callable[[Tensor, Tensor], Tensor]
     name: str = "interaction"
+
+    def __post_init__(self) -> None:
+        check_callable("kernel", self.kernel)
+        check_text("name", self.name)
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
         """See :class:`otdd_flash.flows.objectives.Objective`."""
@@ -236,6 +249,10 @@ class InternalEnergy(Objective):
 
     functional: Callable[[Tensor, Tensor], Tensor]
     name: str = "internal"
+
+    def __post_init__(self) -> None:
+        check_callable("functional", self.functional)
+        check_text("name", self.name)
 
     def evaluate(self, particles: Particles, memory: Memory) -> Term:
         """See :class:`otdd_flash.flows.objectives.Objective`."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_count, check_number
+from otdd_flash.arguments import check_sides
+from otdd_flash.checks import check_count, check_fields, check_path, check_tensor, check_text
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.state import FlowState
@@ -45,7 +46,8 @@ class ImageGrid(Callback):
 
     def __post_init__(self) -> None:
         for name in ("every", "columns", "scale"):
-            check_count(name, getattr(self, name))
+            check_fields(self, check_count, name)
+        check_path("folder", self.folder)
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Choose the samples and draw the start."""
@@ -91,7 +93,11 @@ class Scatter(Callback):
     _limits: tuple[list[float], list[float]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_count("every", self.every)
+        check_sides(target=self.target)
+        check_path("folder", self.folder)
+        check_fields(self, check_count, "every")
+        if self.axes is not None:
+            check_tensor("axes", self.axes, shapes=[(self.target.d, 2)])
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Choose the axes and draw the start."""
@@ -158,9 +164,12 @@ class Animation(Callback):
     milliseconds: int = 250
 
     def __post_init__(self) -> None:
+        check_path("path", self.path)
         if Path(self.path).suffix not in (".gif", ".mp4"):
-            raise ValueError(f"an animation is a .gif or an .mp4 file, got {os.fspath(self.path)!r}")
-        check_number("milliseconds", self.milliseconds)
+            raise ValueError(f"path of an animation must end in .gif or .mp4, got {os.fspath(self.path)!r}")
+        check_path("folder", self.folder)
+        check_text("pattern", self.pattern)
+        check_fields(self, check_count, "milliseconds")
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Look for what the end will need: not after hours that it is missing."""

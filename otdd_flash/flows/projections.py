@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from otdd_flash.checks import check_count, check_fields, check_number
 
 Projection = Callable[[Tensor], Tensor]
 
@@ -19,6 +22,7 @@ class Box:
     high: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self, check_number, "low", "high", low=-math.inf)
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
 
@@ -37,8 +41,7 @@ class Grid:
     levels: int = 255
 
     def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise ValueError(f"levels must be at least 1, got {self.levels}")
+        check_fields(self, check_count, "levels")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Project ``x (n, d)``."""

@@ -8,10 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_callable, check_tensor
 from otdd_flash.flows.driver import Evaluation, Objective
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions
 from otdd_flash.sinkhorn.autograd import DivergenceInputs, LabelTerm
-from otdd_flash.sinkhorn.divergence import same_cloud
+from otdd_flash.sinkhorn.divergence import check_solve, same_cloud
 from otdd_flash.sinkhorn.hessian import SinkhornHessian
 from otdd_flash.types import Potentials
 
@@ -68,8 +69,13 @@ class SinkhornObjective:
     solves: int = 0
     _last: list[Potentials] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self.epsilon = check_solve(self.epsilon, self.debiased, self.options, self.execution)
+        check_tensor("y", self.y, shapes=[(None, None)])
+
     def __call__(self, x: Tensor) -> SinkhornEvaluation:
         """Solve at ``x (n, d)``."""
+        check_tensor("x", x, shapes=[(None, self.y.shape[1])])
         points = x.detach().clone().requires_grad_()
         inputs = DivergenceInputs.prepare(
             points, self.y, a=self.a, b=self.b, labels=self.labels, normalise=self.options.balanced
@@ -97,6 +103,10 @@ class LinearPullback:
 
     objective: Objective
     design: Tensor
+
+    def __post_init__(self) -> None:
+        check_callable("objective", self.objective)
+        check_tensor("design", self.design, shapes=[(None, None)])
 
     def __call__(self, w: Tensor) -> Evaluation:
         """Evaluate at ``w (p, q)``."""

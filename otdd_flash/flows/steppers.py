@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from otdd_flash.checks import check_count, check_fields, check_number, check_text, check_type
 from otdd_flash.flows.dynamics import Variables
 from otdd_flash.flows.state import FlowState, Problem, StepRefusedError
 
@@ -48,7 +49,7 @@ class Euler(Stepper):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        check_fields(self, check_number, "rate")
 
     def propose(self, problem: Problem, state: FlowState) -> tuple[Variables, dict[str, Any]]:
         """See :class:`Stepper`."""
@@ -63,9 +64,8 @@ class Momentum(Stepper):
     decay: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        check_fields(self, check_number, "rate")
+        check_fields(self, check_number, "decay", high=1.0, closed=True)
 
     def init(self, variables: Variables) -> dict[str, Any]:
         """See :class:`Stepper`."""
@@ -92,6 +92,8 @@ class TorchOptimizer(Stepper):
     settings: dict[str, Any] = field(default_factory=lambda: {"lr": 0.01})
 
     def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_type("settings", self.settings, dict, "give {'lr': 0.01}")
         cls = getattr(torch.optim, self.name, None)
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
             raise ValueError(f"torch.optim has no optimiser {self.name!r}")
@@ -152,12 +154,10 @@ class LineSearch(Stepper):
     trials: int = 15
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
-        for name in ("shrink", "sufficient"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {getattr(self, name)}")
-        if self.grow < 1 or self.trials < 1:
-            raise ValueError(f"grow and trials must be at least 1, got {self.grow} and {self.trials}")
+        check_fields(self, check_number, "rate")
+        check_fields(self, check_number, "shrink", "sufficient", high=1.0)
+        check_fields(self, check_number, "grow", low=1.0, closed=True)
+        check_fields(self, check_count, "trials")
 
     def init(self, variables: Variables) -> dict[str, Any]:
         """See :class:`Stepper`."""
@@ -204,8 +204,8 @@ class Noisy(Stepper):
     temperature: float
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        check_type("stepper", self.stepper, Stepper)
+        check_fields(self, check_number, "temperature", closed=True)
         if isinstance(self.stepper, LineSearch):
             raise ValueError("a line search cannot be combined with noise, which may raise the value")
 
@@ -228,8 +228,3 @@ class Noisy(Stepper):
 
 def _along(variables: Variables, direction: Variables, rate: float) -> Variables:
     return {name: torch.add(value, direction[name], alpha=rate) for name, value in variables.items()}
-
-
-def _check_rate(rate: float) -> None:
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(f"rate must be positive and finite, got {rate}")

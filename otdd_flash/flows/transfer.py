@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides
+from otdd_flash.checks import check_count, check_fields, check_type
 from otdd_flash.distance import DistanceOptions, dataset_distance
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.particles import computable
@@ -90,6 +92,8 @@ def transfer_check(
         k: neighbours.
         options: of the distance that gives the plan.
     """
+    check_sides(source=source, flowed=flowed, target=target, **({} if test is None else {"test": test}))
+    k = check_count("k", k)
     source, flowed, target = (computable(side) for side in (source, flowed, target))
     test = target if test is None else computable(test)
     plan = dataset_distance(flowed, target, options=options).plan
@@ -128,6 +132,13 @@ class TransferCheck(Callback):
     options: DistanceOptions | None = None
     every: int = 0
     history: list[tuple[int, Transfer]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        given = {"source": self.source, "target": self.target}
+        check_sides(**given, **({} if self.test is None else {"test": self.test}))
+        check_type("options", self.options, DistanceOptions, optional=True)
+        check_fields(self, check_count, "k")
+        check_fields(self, check_count, "every", least=0)
 
     def __call__(self, flow: Flow, state: FlowState) -> None:
         """Check where it is time."""

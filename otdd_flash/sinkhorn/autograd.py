@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_number, check_tensor, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.sinkhorn.divergence import (
     DEFAULT_EXECUTION,
     Divergence,
     Execution,
+    check_solve,
     divergence,
     report_convergence,
 )
@@ -111,6 +113,7 @@ def differentiable_divergence(
 
     Source: Feydy et al. (2019), section 3.2, for the gradient.
     """
+    epsilon = check_solve(epsilon, debiased, options, execution)
     inputs = DivergenceInputs.prepare(
         x, y, a=a, b=b, labels=labels, feature_weight=feature_weight, normalise=options.balanced
     )
@@ -162,9 +165,8 @@ class DivergenceInputs:
                 f"x and y must share width and device, got {tuple(x.shape)} on {x.device} and {tuple(y.shape)} on "
                 f"{y.device}"
             )
-        scale = torch.as_tensor(feature_weight, dtype=torch.float64, device=x.device)
-        if scale.dim() or not 0 <= float(scale.detach()) < torch.inf:
-            raise ValueError(f"feature_weight must be one non-negative finite number, got {feature_weight}")
+        scale = _factor("feature_weight", feature_weight, x.device)
+        check_type("labels", labels, LabelTerm, "give LabelTerm(table, x_labels, y_labels)", optional=True)
         a, b = (_weights(*side, normalise=normalise) for side in ((a, x, "a"), (b, y, "b")))
         inputs = cls(x, y, a, b, scale)
         if labels is None:
@@ -270,6 +272,7 @@ class _HessianProduct(torch.autograd.Function):
 
 def _points(points: Tensor, name: str) -> Tensor:
     """Float32 or float64 points; a cast keeps the graph, so that gradients return in the given dtype."""
+    check_tensor(name, points)
     if points.dim() != 2 or points.shape[0] == 0:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
     if not bool(torch.isfinite(points.detach()).all()):
@@ -281,6 +284,7 @@ def _weights(weights: Tensor | None, points: Tensor, name: str, *, normalise: bo
     n = points.shape[0]
     if weights is None:
         return torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device)
+    check_tensor(name, weights)
     if weights.shape != (n,):
         raise ValueError(f"{name} must have shape ({n},), got {tuple(weights.shape)}")
     weights = weights.to(points.device, torch.float64)
@@ -290,18 +294,27 @@ def _weights(weights: Tensor | None, points: Tensor, name: str, *, normalise: bo
     return weights / weights.sum() if normalise else weights
 
 
+def _factor(name: str, value: float | Tensor, device: torch.device) -> Tensor:
+    """A float64 tensor of no dimension, on the tape of what was given."""
+    if isinstance(value, Tensor):
+        check_tensor(name, value, shapes=[()])
+    check_number(name, float(value.detach()) if isinstance(value, Tensor) else value, closed=True)
+    return torch.as_tensor(value, dtype=torch.float64, device=device)
+
+
 def _table(labels: LabelTerm, device: torch.device) -> Tensor:
+    check_tensor("table", labels.table)
     table = labels.table.to(device, torch.float64)
     if table.dim() != 2 or table.shape[0] != table.shape[1] or not bool(torch.isfinite(table.detach()).all()):
         raise ValueError(
             f"table must be a finite (C, C) table over the classes of both sides, got {tuple(table.shape)}"
         )
-    weight = torch.as_tensor(labels.weight, dtype=torch.float64, device=device)
-    return weight * (table + table.T) / 2
+    return _factor("weight", labels.weight, device) * (table + table.T) / 2
 
 
 def _ids(ids: Tensor, points: Tensor, table: Tensor, name: str) -> Tensor:
-    if ids.shape != (points.shape[0],) or ids.is_floating_point():
+    check_tensor(name, ids)
+    if ids.shape != (points.shape[0],) or ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be ({points.shape[0]},) integers, got {tuple(ids.shape)} {ids.dtype}")
     if int(ids.min()) < 0 or int(ids.max()) >= table.shape[0]:
         raise ValueError(f"{name} must lie in 0..{table.shape[0] - 1}, the rows of the table, got {int(ids.max())}")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_callable, check_flag, check_tensor, shown
 from otdd_flash.cost import DotProductCost, PointCloud, mean_of
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.ops import Problem, make_operator
@@ -19,6 +20,7 @@ from otdd_flash.sinkhorn.divergence import (
     Divergence,
     Execution,
     check_masses,
+    check_solve,
     make_cloud,
     same_cloud,
     summarise,
@@ -63,6 +65,11 @@ def sinkhorn_batch(
         ValueError: shapes, devices or weights that do not fit; says in which pair.
         NotConvergedError: under ``strict``.
     """
+    epsilon = check_solve(epsilon, debiased, options, execution)
+    check_flag("strict", strict)
+    check_callable("progress", progress, optional=True)
+    if isinstance(problems, Tensor | str) or not isinstance(problems, Sequence):
+        raise TypeError(f"problems must be a list of pairs (x, y) of tensors, got {shown(problems)}")
     pairs = [_four(pair, k) for k, pair in enumerate(problems)]
     if not pairs:
         return []
@@ -114,9 +121,14 @@ class _Batch:
 
 def _four(pair: Pair, k: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """``(x, y, a, b)``, checked as far as it concerns both sides."""
+    if not isinstance(pair, tuple | list):
+        raise TypeError(f"pair {k} must be (x, y) or (x, y, a, b), got {shown(pair)}")
     if len(pair) not in (2, 4):
         raise ValueError(f"pair {k} must be (x, y) or (x, y, a, b), got {len(pair)} entries")
     x, y, a, b = (*pair, None, None)[:4]
+    for name, side in (("x", x), ("y", y)):
+        if side is not None:
+            check_tensor(f"{name} of pair {k}", side)
     if x is None or y is None or x.dim() != 2 or y.dim() != 2:
         got = [None if side is None else tuple(side.shape) for side in (x, y)]
         raise ValueError(f"pair {k} needs points of shape (n, d) and (m, d), got {got[0]} and {got[1]}")

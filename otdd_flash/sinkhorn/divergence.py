@@ -13,10 +13,21 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import (
+    check_choice,
+    check_count,
+    check_fields,
+    check_flag,
+    check_number,
+    check_tensor,
+    check_type,
+    shown,
+)
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
@@ -52,6 +63,12 @@ class Execution:
     memory: Memory = "auto"
     memory_budget: int | None = None
     deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        for name, choices in (("backend", Backend), ("precision", Precision), ("memory", Memory)):
+            check_choice(name, getattr(self, name), get_args(choices))
+        check_fields(self, check_count, "memory_budget", optional=True, least=0)
+        check_flag("deterministic", self.deterministic)
 
 
 DEFAULT_EXECUTION = Execution()
@@ -186,6 +203,7 @@ def sinkhorn_divergence(
     Raises:
         ValueError: shapes or weights that do not fit.
     """
+    epsilon = check_solve(epsilon, debiased, options, execution)
     normalise = options.balanced
     clouds = [make_cloud(*side, normalise=normalise) for side in ((x, a, "x"), (y, b, "y"))]
     if x.shape[1] != y.shape[1]:
@@ -219,6 +237,19 @@ def report_convergence(
     if strict:
         raise NotConvergedError(message)
     warnings.warn(message, NotConvergedWarning, stacklevel=3)
+
+
+def check_solve(epsilon: Any, debiased: Any, options: Any, execution: Any) -> float:
+    """The epsilon as a plain float; refuses wrong values of the arguments that all divergences share.
+
+    Raises:
+        TypeError: a wrong type.
+        ValueError: an epsilon that is not positive and finite.
+    """
+    check_flag("debiased", debiased)
+    check_type("options", options, SolverOptions, "give SolverOptions(tol=...)")
+    check_type("execution", execution, Execution, "give Execution(backend=...)")
+    return check_number("epsilon", epsilon)
 
 
 def summarise(
@@ -320,9 +351,7 @@ def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: 
     Raises:
         ValueError: shapes or weights that do not fit, points that are not finite; ``name`` says whose.
     """
-    if not isinstance(points, Tensor) or points.is_complex():
-        kind = "complex values" if isinstance(points, Tensor) else type(points).__name__
-        raise TypeError(f"{name} must be a real torch tensor, got {kind}")
+    check_tensor(name, points)
     points = points.detach()  # otdd_flash.sinkhorn.autograd has the differentiable divergence
     if points.dim() != 2 or points.shape[0] == 0:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, got {tuple(points.shape)}")
@@ -333,7 +362,12 @@ def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: 
     n = points.shape[0]
     if weights is None:
         return PointCloud(points, torch.full((n,), 1.0 / n, dtype=torch.float64, device=points.device))
-    weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device).detach()
+    if isinstance(weights, Tensor):
+        check_tensor(f"weights of {name}", weights)
+    try:
+        weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"weights of {name} must be a tensor of {n} numbers, got {shown(weights)}") from error
     total = float(weights.sum())
     if weights.shape != (n,):
         raise ValueError(f"weights of {name} must have shape ({n},), got {tuple(weights.shape)}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, check_count, check_number, check_tensor, check_type
 from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.ops import Memory
 from otdd_flash.sinkhorn.divergence import Divergence
@@ -46,10 +47,10 @@ class SinkhornHessian:
         memory: Memory = "auto",
         options: ImplicitOptions = DEFAULT_IMPLICIT,
     ) -> None:
-        if side not in ("x", "y"):
-            raise ValueError(f"side must be 'x' or 'y', got {side!r}")
-        if memory not in ("auto", "streamed", "cached"):
-            raise ValueError(f"memory must be auto, streamed or cached, got {memory!r}")
+        check_type("found", found, Divergence, "give the result of otdd_flash.sinkhorn_divergence(x, y, ...)")
+        check_choice("side", side, ("x", "y"))
+        check_choice("memory", memory, get_args(Memory))
+        check_type("options", options, ImplicitOptions)
         self.side = side
         self.points: tuple[int, int] = tuple(found.cost.clouds[0 if side == "x" else 1].points.shape)  # type: ignore[assignment]
         stored = memory == "cached" or (memory == "auto" and found.info.memory == "cached")
@@ -75,6 +76,7 @@ class SinkhornHessian:
     def __matmul__(self, v: Tensor) -> Tensor:
         """``H v`` for one direction ``(n, d)`` or ``(n d,)``, or several at once ``(n d, s)``; float64, same shape."""
         n, d = self.points
+        check_tensor("v", v)
         if tuple(v.shape) == (n, d):
             directions = v[None]
         elif v.dim() in (1, 2) and v.shape[0] == n * d:
@@ -116,9 +118,15 @@ class SinkhornHessian:
             seed: of the start vector.
             start: ``(n d,)`` or ``(n, d)`` start vector in place of a random one.
         """
+        count, max_steps = (check_count(name, c) for name, c in (("count", count), ("max_steps", max_steps)))
+        tol = check_number("tol", tol, high=1.0)
         if start is None:
+            seed = check_count("seed", seed, least=0)
             generator = torch.Generator().manual_seed(seed)
             start = torch.randn(self.shape[0], generator=generator, dtype=torch.float64)
+        check_tensor("start", start, shapes=[(self.shape[0],), self.points])
+        if not 0 < float(start.norm()) < torch.inf:
+            raise ValueError("start must be finite and not zero")
         start = start.reshape(-1).to(self.device, torch.float64)
         return lanczos(self.__matmul__, start, count=count, tol=tol, max_steps=max_steps)
 
@@ -137,8 +145,12 @@ class SinkhornHessian:
             Solution and certificate; ``indefinite`` says that a direction of non-positive curvature was met, and the
             solution is then not to be trusted.
         """
-        if not tikhonov >= 0:
-            raise ValueError(f"tikhonov must be non-negative, got {tikhonov}")
+        tikhonov = check_number("tikhonov", tikhonov, closed=True)
+        tol, max_iterations = check_number("tol", tol, high=1.0), check_count("max_iterations", max_iterations)
+        size = self.shape[0]
+        check_tensor("right", right, shapes=[self.points, (size,), (size, None)])
+        if not bool(torch.isfinite(right).all()):
+            raise ValueError("right holds NaN or infinity")
         flat = right.to(self.device, torch.float64).reshape(self.shape[0], -1)
         found = conjugate_gradients(lambda v: self @ v + tikhonov * v, flat, tol=tol, max_iterations=max_iterations)
         return LinearSolution(

@@ -33,6 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_fields, check_number
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.sinkhorn.krylov import LinearSolution, conjugate_gradients
 from otdd_flash.sinkhorn.motion import ClassColumns, Fields, Motion, batched
@@ -62,6 +63,10 @@ class ImplicitOptions:
 
     tol: float | None = None
     max_iterations: int = 1000
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_number, "tol", high=1.0, optional=True)
+        check_fields(self, check_count, "max_iterations")
 
 
 DEFAULT_IMPLICIT = ImplicitOptions()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_count, check_number
+from otdd_flash.checks import check_count, check_fields, check_number
 from otdd_flash.ops.base import PlanOperator, on_device
 from otdd_flash.ops.steps import vectors_of
 from otdd_flash.sinkhorn.absent import everywhere
@@ -67,16 +67,10 @@ class SolverOptions:
     rho_y: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("tol", self.tol, high=1.0)
-        check_count("max_iterations", self.max_iterations)
-        check_count("check_every", self.check_every)
-        check_number("scaling", self.scaling, high=1.0)
-        if self.relaxation is not None:
-            check_number("relaxation", self.relaxation, high=2.0)
-            if self.relaxation < 1:
-                raise ValueError(f"relaxation must lie in [1, 2), got {self.relaxation}")
-        for name in ("rho_x", "rho_y"):
-            check_number(f"{name} (None for a hard constraint)", getattr(self, name), optional=True)
+        check_fields(self, check_number, "tol", "scaling", high=1.0)
+        check_fields(self, check_count, "max_iterations", "check_every")
+        check_fields(self, check_number, "relaxation", low=1.0, high=2.0, closed=True, optional=True)
+        check_fields(self, check_number, "rho_x", "rho_y", optional=True)
 
     @property
     def balanced(self) -> bool:

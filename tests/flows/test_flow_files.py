@@ -289,7 +289,7 @@ def test_a_video_of_odd_sides(tmp_path: Path) -> None:
 
 
 def test_an_animation_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a \.gif or an \.mp4 file, got .*flow\.webm"):
+    with pytest.raises(ValueError, match=r"path of an animation must end in \.gif or \.mp4, got .*flow\.webm"):
         Animation(tmp_path / "flow.webm", tmp_path)
 
 

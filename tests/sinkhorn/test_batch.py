@@ -136,7 +136,7 @@ def test_a_miss_names_the_pair() -> None:
         ((torch.rand(3, 2),), r"pair 1 must be \(x, y\)"),
         ((torch.rand(3, 2), torch.tensor([[0.0, float("nan")]])), "y of pair 1 holds NaN"),
         ((torch.rand(3, 2), torch.rand(3, 2), torch.ones(4), None), r"weights of x of pair 1 must have shape \(3,\)"),
-        ((torch.rand(3, 2), torch.rand(3, 2, device="meta")), "one device, got cpu, meta"),
+        ((torch.rand(3, 2), torch.rand(3, 2, device="meta")), "y of pair 1 is on the device meta and holds no numbers"),
     ],
 )
 def test_refusals_name_the_pair(pair: tuple, message: str) -> None:
