@@ -106,5 +106,5 @@ def test_points_must_be_real_tensors() -> None:
     x, y = torch.tensor(X), torch.tensor(Y)
     assert otdd.sinkhorn_divergence(x.requires_grad_(), y, epsilon=0.1).converged
     for bad in (X, x + 0j):
-        with pytest.raises(TypeError, match="x must be a (real )?torch tensor"):
+        with pytest.raises(TypeError, match=r"x must be a (real )?torch tensor"):
             otdd.sinkhorn_divergence(bad, y, epsilon=0.1)
