@@ -438,5 +438,5 @@ def test_half_precision_is_the_same_input_cast_up(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("stepper", [Euler, Momentum, LineSearch])
 def test_bad_rates_are_refused(stepper: type[Stepper]) -> None:
-    with pytest.raises(ValueError, match="rate must be finite and greater than 0, got -1.0"):
+    with pytest.raises(ValueError, match=r"rate must be finite and greater than 0, got -1.0"):
         stepper(-1.0)  # type: ignore[call-arg]
