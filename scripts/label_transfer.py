@@ -33,7 +33,7 @@ COLUMNS = 10
 
 def load(name: str, args: argparse.Namespace) -> LabeledDataset:
     given = {"max_samples": args.n, "seed": args.seed, "data_root": args.data_root}
-    return otdd.load(name, resize=tuple(args.resize) if args.resize else None, **given)
+    return otdd.load(name, resize=args.resize, fit=args.fit, **given)
 
 
 def target_labels(source: LabeledDataset, target: LabeledDataset) -> Tensor:
@@ -96,6 +96,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--n", type=int, default=1000, help="samples of each")
     parser.add_argument("--seed", type=int, default=0, help="of their draw")
     parser.add_argument("--resize", type=int, nargs=2, default=[28, 28], metavar=("H", "W"), help="of pictures")
+    parser.add_argument("--fit", default="pad:4", help="how pictures get there: stretch, pad or pad:<margin>")
     parser.add_argument("--data-root", help="folder of the data sets")
     parser.add_argument("--relative-epsilon", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.2])
     parser.add_argument("--k", type=int, nargs="+", default=[1, 5], help="neighbours")

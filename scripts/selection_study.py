@@ -27,7 +27,9 @@ Row = dict[str, object]
 
 
 def draw(name: str, count: int, seed: int, data_root: Path, split: str = "train") -> LabeledDataset:
-    return otdd.load(name, data_root=data_root, split=split, max_samples=count, seed=seed)
+    """Samples of a set in MNIST's layout: USPS at 20 x 20 in the middle of 28 x 28."""
+    given = {"data_root": data_root, "split": split, "max_samples": count, "seed": seed}
+    return otdd.load(name, resize=(28, 28), fit="pad:4", **given)
 
 
 def auroc(scores: Tensor, positive: Tensor) -> float:
@@ -77,13 +79,6 @@ def sample_values(data_root: Path) -> Iterator[Row]:
             yield row
 
 
-def as_mnist(data: LabeledDataset) -> LabeledDataset:
-    """USPS in MNIST's layout: the 16 x 16 picture at 20 x 20 in the middle of 28 x 28."""
-    pictures = data.x.view(-1, 1, 16, 16)
-    larger = functional.interpolate(pictures, size=20, mode="bilinear", antialias=True).clamp(0, 1)
-    return otdd.from_arrays(functional.pad(larger, (4, 4, 4, 4)).flatten(1), data.y, name="usps")
-
-
 def herding(pool: Tensor, target: Tensor, count: int) -> Tensor:
     """Kernel herding without replacement; Gaussian kernel of the target's mean squared distance times 0.3."""
     scale = 0.3 * torch.cdist(target, target).square().mean()
@@ -110,11 +105,11 @@ def selection(data_root: Path) -> Iterator[Row]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import SVC
 
-    count, test = 500, as_mnist(otdd.load("usps", data_root=data_root, split="test"))
+    count, test = 500, draw("usps", 2007, 0, data_root, "test")
     for seed in range(5):
         named = (("mnist", "train"), ("fashion_mnist", "train"), ("kmnist", "test"))
         parts = [draw(name, 2000, seed, data_root, split) for name, split in named]
-        target = as_mnist(draw("usps", 1000, seed, data_root))
+        target = draw("usps", 1000, seed, data_root)
         x = torch.cat([part.x for part in parts])
         y = torch.cat([part.y + 10 * i for i, part in enumerate(parts)])
         pool = otdd.from_arrays(x, y, name="pool")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import warnings
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from selection_study import rotated
-from torch.nn import functional
 
 import otdd_flash as otdd
 from otdd_flash.data.features import Batching, Pca
@@ -63,12 +61,8 @@ def load(name: str, count: int, split: str, seed: int, root: Path, classes: Sequ
     """At most ``count`` samples as 28 x 28 pictures with MNIST's margin of four pixels."""
     split = "all" if name == "digits" else split
     named = None if classes is None else list(classes)
-    data = otdd.load(name, split=split, data_root=root, classes=named, max_samples=count, seed=seed)
-    if data.d == 784:
-        return data
-    side = math.isqrt(data.d)
-    pictures = functional.interpolate(data.x.view(-1, 1, side, side), size=20, mode="bilinear", antialias=True)
-    return relabelled(data, functional.pad(pictures.clamp(0, 1), (4, 4, 4, 4)).flatten(1), data.y)
+    given = {"split": split, "data_root": root, "classes": named, "max_samples": count, "seed": seed}
+    return otdd.load(name, resize=(28, 28), fit="pad:4", **given)
 
 
 def relabelled(data: LabeledDataset, x: torch.Tensor, y: torch.Tensor) -> LabeledDataset:
