@@ -26,6 +26,10 @@ LEVEL_FACTOR = 4.0
 LEVEL_ERROR = 1e-10  # marginal error of the levels above the target: the small masses must be right on every one
 TARGET_ERROR = 2e-14
 STEPS = 120  # Newton steps allowed at one level
+RIDGES = (0.0, 1e-15, 1e-12, 1e-8)
+"""Added to the Hessian in shares of the column sums, the first that gives it a factor: groups of points that exchange
+no mass make it singular."""
+NEAR = 3.0  # epsilons: a longer step is followed by a second one
 PATIENCE = 5  # steps without a smaller error, after which it is rounding
 
 
@@ -173,22 +177,37 @@ def sinkhorn_step(problem: Transport, state: State) -> State:
 
 
 def newton_step(problem: Transport, state: State) -> State:
-    """One damped Newton step of the semi-dual, or a Sinkhorn step where there is none."""
-    eps, kappa = problem.epsilon, damping(problem.rho_x, problem.epsilon)
-    if bool((state.c < 1e-9 * state.wanted_c).any()):
+    """One damped Newton step of the semi-dual, or a Sinkhorn step where there is none.
+
+    A long step is mostly a shift of groups that hardly exchange mass, of which no other error is reduced: a second one,
+    with a ridge that holds the groups, follows.
+    """
+    first, size = damped_newton(problem, state, RIDGES)
+    if first is None:
         return sinkhorn_step(problem, state)
+    if size < NEAR:
+        return first
+    second, _ = damped_newton(problem, first, RIDGES[-1:])
+    return second if second is not None and second.error < first.error else first
+
+
+def damped_newton(problem: Transport, state: State, ridges: tuple[float, ...]) -> tuple[State | None, float]:
+    """The step with the first ridge for which the Hessian has a factor, and its length in epsilons."""
+    eps, kappa = problem.epsilon, damping(problem.rho_x, problem.epsilon)
     scaled = np.divide(state.plan, state.r[:, None], out=np.zeros_like(state.plan), where=state.r[:, None] > 0)
     links = kappa * (state.plan.T @ scaled)
     np.fill_diagonal(links, 0.0)
     diagonal = links.sum(1) + (1 - kappa) * state.c + eps / problem.rho_y * state.wanted_c
     gradient = state.wanted_c - state.c
-    direction = laplacian_solve(links, diagonal, eps * gradient, grounded=problem.balanced)
-    if direction is None:
-        return sinkhorn_step(problem, state)
-    # how far exponents move: f follows a common shift of g but for the part that its penalty holds back
-    span, most = float(np.ptp(direction)), float(np.abs(direction).max())
-    size = (kappa * span + (1 - kappa) * most) / eps + most / problem.rho_y
-    return search(problem, state, direction, size, evaluate) or sinkhorn_step(problem, state)
+    for ridge in ridges:
+        direction = laplacian_solve(links, diagonal + ridge * state.c, eps * gradient, grounded=problem.balanced)
+        if direction is None:
+            continue
+        # how far exponents move: f follows a common shift of g but for the part that its penalty holds back
+        span, most = float(np.ptp(direction)), float(np.abs(direction).max())
+        size = (kappa * span + (1 - kappa) * most) / eps + most / problem.rho_y
+        return search(problem, state, direction, size, evaluate), size
+    return None, 0.0
 
 
 def search(problem: Transport, state: State, direction: Array, size: float, evaluate_: Evaluate) -> State | None:
@@ -208,18 +227,15 @@ def search(problem: Transport, state: State, direction: Array, size: float, eval
 def laplacian_solve(links: Array, diagonal: Array, right: Array, *, grounded: bool) -> Array | None:
     """``(diag(diagonal) - links) h = right``; with ``grounded`` the last entry is zero, for a kernel of constants."""
     size = len(right) - grounded
-    matrix = np.diag(diagonal[:size]) - links[:size, :size]
     out = np.zeros_like(right)
-    if size == 0 or not np.isfinite(matrix).all():
-        return out if size == 0 else None
-    for ridge in (0.0, 1e-15, 1e-13, 1e-10):
-        try:
-            factor = cho_factor(matrix + np.diag(ridge * diagonal[:size]), check_finite=False)
-        except np.linalg.LinAlgError:
-            continue
-        out[:size] = cho_solve(factor, right[:size], check_finite=False)
-        return out if np.isfinite(out).all() else None
-    return None
+    if size == 0:
+        return out
+    try:
+        factor = cho_factor(np.diag(diagonal[:size]) - links[:size, :size])
+    except (np.linalg.LinAlgError, ValueError):  # not positive, not finite
+        return None
+    out[:size] = cho_solve(factor, right[:size], check_finite=False)
+    return out if np.isfinite(out).all() else None
 
 
 def evaluate_symmetric(problem: Transport, f: Array) -> State:

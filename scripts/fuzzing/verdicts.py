@@ -104,7 +104,7 @@ def outcome_of(problem: Problem, answer: Answer, true: Truth) -> tuple[str, str]
     """One of :data:`OUTCOMES`, the gravest that holds, and what was seen."""
     error = math.inf if answer.error is None else answer.error
     off = true.value.distance(answer.value) if math.isfinite(answer.value) else math.inf
-    allowed = max(WRONG, problem.settings.tol) * true.scale
+    allowed = max(WRONG, problem.settings.tol) * true.scale + 1e-12 * answer.epsilon
     seen = f"value {answer.value:.9g}, error {error:.2g}, truth {true.value.middle:.9g}, off by {off:.2g}"
     if true.value.width > UNRESOLVED * true.scale + 1e-13 * answer.epsilon:
         return "unresolved", f"the reference's interval is {true.value.width:.2g} wide"
