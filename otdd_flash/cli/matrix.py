@@ -47,7 +47,7 @@ def run(config: MatrixConfig, job: Job) -> None:
     else:
         log.info("finished pairs go to %s; folder= that goes on from there", folder)
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        common = Common(config.max_samples, config.data_root, config.resize, config.fit, config.seed)
+        common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
         sets = sources(config.datasets, common, config.features, device)
         with _termination_as_exit():
             matrix = pairwise(

@@ -31,7 +31,7 @@ def run(config: RankConfig, job: Job) -> None:
     from otdd_flash.selection.rank import rank
 
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    common = Common(config.max_samples, config.data_root, config.resize, config.fit, config.seed)
+    common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
     goal = target_source(config.target, common, config.features, device)
     sets = sources(config.candidates, common, config.features, device, fitted_on=config.target)
     ranking = rank(

@@ -123,7 +123,7 @@ def _further(config: ReportConfig, sides: list[LabeledDataset], device: str) -> 
     """The sets that a map adds to source and target, by name; they are loaded when their turn comes."""
     if not config.sets:
         return {}
-    common = Common(config.max_samples, config.data_root, config.resize, config.fit, config.seed)
+    common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
     further = sources(config.sets, common, config.features, device, fitted_on=config.source)
     repeated = sorted({side.name for side in sides} & {one.name for one in further})
     if repeated:

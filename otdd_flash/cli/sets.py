@@ -25,15 +25,15 @@ class Common:
         max_samples: at most so many.
         data_root: folder to look in first.
         resize: of pictures.
-        fit: how pictures get there.
         seed: of draws.
+        fit: how pictures are brought to ``resize``.
     """
 
     max_samples: int | None
     data_root: str | None
     resize: Any
-    fit: str | None
     seed: int
+    fit: str | None = None
 
 
 def entry(given: Any, common: Common) -> tuple[str, DatasetConfig]:
