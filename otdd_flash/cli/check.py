@@ -27,7 +27,7 @@ def run(config: CheckConfig, job: Job) -> None:
     from otdd_flash.selection.check import check
 
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
+    loaded = [load_side(side, config.seed, config.features) for side in (config.source, config.target)]
     reference, batch, done = make_features(config.features, device, False).apply(*loaded)
     result = check(reference.to(device), batch.to(device), cache=config.cache, seed=config.seed, **asdict(config.gate))
     record = {"task": "check", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}

@@ -66,8 +66,8 @@ class FeaturesConfig:
     weight: float = 1.0
     """Factor of the squared Euclidean distance between features."""
     embedder: Any = "raw"
-    """raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, sentence-transformers[:<model or folder>],
-    or a list of those, applied in turn."""
+    """raw, table (numbers and categories), pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0,
+    sentence-transformers[:<model or folder>], or a list of those, applied in turn."""
     target_embedder: Any = None
     """For the target alone; null for the same on both sides."""
     picture_size: list[int] | None = None
@@ -75,7 +75,7 @@ class FeaturesConfig:
     scaling: str = "none"
     """none, standardize (zero mean and unit deviation a column) or l2 (unit rows: the cosine cost)."""
     fit_on: str = "source"
-    """Side that pca and standardize are fitted on: source, target or both."""
+    """Side that table, pca and standardize are fitted on: source, target or both."""
     mean: Any = None
     """Constants of standardize instead of a fit: a number, or a list of one a channel or one a feature."""
     std: Any = None

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otdd_flash.cli.config import DatasetConfig, FeaturesConfig
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
-    from otdd_flash.data import TextDataset
+    from otdd_flash.data import TableDataset, TextDataset
     from otdd_flash.data.features import FeatureRecord, Features
 
 log = logging.getLogger("otdd")
 
 
-def load_side(side: DatasetConfig, seed: int) -> LabeledDataset | TextDataset:
-    """The data set that one side of the config describes."""
+def load_side(side: DatasetConfig, seed: int, features: FeaturesConfig) -> LabeledDataset | TextDataset | TableDataset:
+    """The data set that one side of the config describes; a table where ``features`` begin with that."""
     from otdd_flash.data import load
 
     given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
-    dataset = load(side.name, seed=seed, **given, **side.options)
+    dataset = load(side.name, seed=seed, table=takes_tables(features), **given, **side.options)
     log.info("%r", dataset)
     return dataset
 
@@ -32,13 +33,36 @@ def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
     return " ".join(part for part in (dataset.name, side.split, classes) if part)
 
 
-def make_features(config: FeaturesConfig, device: str, progress: bool) -> Features:
-    """What the config does to the features of both sides; ``weight`` belongs to the cost."""
-    from otdd_flash.data.features import Batching, Features
+def takes_tables(config: FeaturesConfig) -> bool:
+    """Whether the first embedder is that of tables."""
+    return _chain(config)[0] == "table"
+
+
+def make_features(
+    config: FeaturesConfig, device: str, progress: bool, *, seen: Sequence[Any] = (), fixed: bool = False
+) -> Features:
+    """What the config does to the features of both sides; ``weight`` belongs to the cost.
+
+    Args:
+        config: of the features.
+        device: of models.
+        progress: whether models show it.
+        seen: further sets with categories that tables must know.
+        fixed: tables are encoded as ``seen`` has them, whatever they are compared with.
+    """
+    from otdd_flash.data.features import Batching, Features, TableEmbedder
 
     given = {key: value for key, value in asdict(config).items() if key not in ("weight", "batch_size")}
     given["picture_size"] = None if config.picture_size is None else tuple(config.picture_size)
+    if seen and takes_tables(config):
+        table = TableEmbedder().fitted(*seen) if fixed else TableEmbedder().seen(*seen)
+        given["embedder"] = [table, *_chain(config)[1:]]
     return Features(**given, batching=Batching(config.batch_size, device, progress))
+
+
+def _chain(config: FeaturesConfig) -> list[Any]:
+    """The embedders in turn."""
+    return list(config.embedder) if isinstance(config.embedder, list) else [config.embedder]
 
 
 def features_row(record: FeatureRecord) -> str | None:

@@ -32,7 +32,7 @@ def run(config: DistanceConfig, job: Job) -> None:
 
     start = time.perf_counter()
     arguments = solver_arguments(config)
-    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
+    loaded = [load_side(side, config.seed, config.features) for side in (config.source, config.target)]
     load_seconds = time.perf_counter() - start
     start = time.perf_counter()
     features = make_features(config.features, arguments["device"], arguments["progress"])

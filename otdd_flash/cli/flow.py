@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otdd_flash.cli.config import DatasetConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.flow_config import FlowConfig, StepperConfig
 from otdd_flash.cli.labels import label_arguments
@@ -82,16 +81,18 @@ def _earlier_settings(config: FlowConfig, folder: Path) -> FlowConfig:
 def _load(config: FlowConfig) -> tuple[LabeledDataset, LabeledDataset, LabeledDataset | None]:
     """Source, target and the set that the transfer check tests on, in one feature space and on one device."""
     device, progress = _device(config), _progress(config)
-    source, target = (load_side(side, config.seed) for side in (config.source, config.target))
-    features = make_features(config.features, device, progress)
+    sides = [config.source, config.target]
+    tested = config.transfer_split is not None and bool(config.transfer_neighbours)
+    if tested:
+        sides.append(replace(config.target, split=config.transfer_split))
+    source, target, *rest = (load_side(side, config.seed, config.features) for side in sides)
+    features = make_features(config.features, device, progress, seen=[source, target, *rest])
     moved = [side.to(device) for side in features.apply(source, target)[:2]]
-    if config.transfer_split is None or not config.transfer_neighbours:
+    if not tested:
         return moved[0], moved[1], None
     if config.features.fit_on != "source":
         raise ValueError("transfer_split needs features.fit_on=source: the test set must not be fitted on")
-    side: DatasetConfig = replace(config.target, split=config.transfer_split)
-    test = features.apply(source, load_side(side, config.seed))[1]
-    return moved[0], moved[1], test.to(device)
+    return moved[0], moved[1], features.apply(source, rest[0])[1].to(device)
 
 
 def _flow(config: FlowConfig, source: LabeledDataset, target: LabeledDataset) -> Flow:

@@ -69,7 +69,7 @@ def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
     from otdd_flash.selection.values import values
 
     arguments = solver_arguments(config)
-    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
+    loaded = [load_side(side, config.seed, config.features) for side in (config.source, config.target)]
     features = make_features(config.features, arguments["device"], arguments["progress"])
     source, target, _ = features.apply(*loaded)
     source, target = (

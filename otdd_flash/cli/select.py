@@ -28,11 +28,11 @@ def run(config: SelectConfig, job: Job) -> None:
 
     arguments = solver_arguments(config)
     sides = [config.source, *(_with_defaults(side, config) for side in config.more)]
-    target = load_side(config.target, config.seed)
+    target, *loaded = (load_side(side, config.seed, config.features) for side in (config.target, *sides))
     # one fit for all sources: the target's
     settings = replace(config.features, fit_on="target") if config.more else config.features
-    features = make_features(settings, arguments["device"], arguments["progress"])
-    done = [features.apply(load_side(side, config.seed), target) for side in sides]
+    features = make_features(settings, arguments["device"], arguments["progress"], seen=[target, *loaded])
+    done = [features.apply(source, target) for source in loaded]
     pools, target = [pool for pool, _, _ in done], done[0][1]
     found = select(
         pools, target, config.n_to_select, balance=config.balance, search=SearchOptions(**asdict(config.search)),

@@ -137,18 +137,20 @@ class Loader:
 
     def __call__(self) -> LabeledDataset:
         """The set with its features."""
-        loaded = load_side(self.config, self.seed)
+        loaded = load_side(self.config, self.seed, self.features)
         if isinstance(loaded, LabeledDataset) and self.features.embedder == "raw" and self.features.scaling == "none":
             return loaded
-        reference = loaded if self.first is None else load_side(self.first, self.seed)
+        reference = loaded if self.first is None else load_side(self.first, self.seed, self.features)
         device = "cuda" if self.device.startswith("cuda") else self.device
-        return make_features(self.features, device, progress=False).apply(reference, loaded)[1]
+        features = make_features(self.features, device, progress=False, seen=[reference], fixed=True)
+        return features.apply(reference, loaded)[1]
 
 
 def _fits(features: FeaturesConfig) -> bool:
     """Whether the features depend on a set that they are fitted on."""
     chain = features.embedder if isinstance(features.embedder, list) else [features.embedder]
-    return (features.scaling == "standardize" and features.mean is None) or any("pca" in str(part) for part in chain)
+    fitted = any("pca" in str(part) or part == "table" for part in chain)
+    return fitted or (features.scaling == "standardize" and features.mean is None)
 
 
 def _title(config: DatasetConfig) -> str:

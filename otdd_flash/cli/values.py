@@ -26,7 +26,7 @@ def run(config: ValuesConfig, job: Job) -> None:
     from otdd_flash.selection.values import values
 
     arguments = solver_arguments(config)
-    loaded = [load_side(side, config.seed) for side in (config.source, config.target)]
+    loaded = [load_side(side, config.seed, config.features) for side in (config.source, config.target)]
     pool, target, done = make_features(config.features, arguments["device"], arguments["progress"]).apply(*loaded)
     found = values(pool, target, parts=config.parts, **arguments)
     record = {"task": "values", **found.to_dict(), "features": done.to_dict(), "config": asdict(config)}

@@ -5,10 +5,12 @@ from otdd_flash.data.frames import from_dataframe
 from otdd_flash.data.huggingface import from_huggingface
 from otdd_flash.data.registry import load, sources
 from otdd_flash.data.rows import subsample
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.data.torch_adapter import from_torch
 
 __all__ = [
+    "TableDataset",
     "TextDataset",
     "from_arrays",
     "from_dataframe",

@@ -53,6 +53,14 @@ def table_array(table: Any, rows: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1, dtype=kinds.pop() if len(kinds) == 1 else np.float64)
 
 
+def to_frame(table: Any) -> Any:
+    """A ``pyarrow.Table`` as a pandas data frame, decimals as floats."""
+    import pyarrow as pa
+
+    floats = [field.with_type(pa.float64()) if pa.types.is_decimal(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(floats)).to_pandas()
+
+
 def column_array(column: Any, name: str, rows: np.ndarray | None = None) -> np.ndarray:
     """A column of numbers, or of equally long (nested) lists of numbers, as ``(n, ...)`` in its own dtype.
 

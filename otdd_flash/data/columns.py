@@ -85,7 +85,7 @@ def choose_columns(
     held = {title} if weights is None else {title, str(weights)}
     notes: tuple[str, ...] = ()
     if text is not None or features is not None:
-        asked = features if text is None else text
+        asked: Any = features if text is None else [text]
         wanted = [str(name) for name in ([asked] if isinstance(asked, str | int) else asked)]
     else:
         wanted, notes = _all_features(names, held, index)
@@ -120,9 +120,17 @@ def table_rows(
 ) -> Rows:
     """Rows of a table with its columns settled."""
 
+    def take(rows: np.ndarray) -> Any:
+        return table.take(list(columns.features), rows)
+
     def fetch(rows: np.ndarray) -> Any:
-        part = table.take(list(columns.features), rows)
-        return Texts(part.column(0).to_pylist()) if columns.text else table_array(part, rows)
+        part = take(rows)
+        if columns.text:
+            return Texts(part.column(0).to_pylist())
+        try:
+            return table_array(part, rows)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
     return Rows(
         labels=table.column(columns.label),
@@ -132,6 +140,7 @@ def table_rows(
         weights=None if columns.weights is None else table.column(columns.weights),
         image_shape=image_shape,
         notes=(*columns.notes, *notes),
+        columns=None if columns.text else take,
     )
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from otdd_flash.data.catalogue import SOURCES
-from otdd_flash.data.rows import Selection, build
+from otdd_flash.data.rows import Selection, build, build_table
 from otdd_flash.data.sizes import PictureSize, resize_pictures
 from otdd_flash.data.sources import Request, Source, not_found, search_roots
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.types import LabeledDataset
 
@@ -31,7 +32,7 @@ def load(
     data_root: str | Path | None = None,
     download: bool = True,
     **options: Any,
-) -> LabeledDataset | TextDataset:
+) -> LabeledDataset | TextDataset | TableDataset:
     """A data set by name, or one of the user's own files by kind: ``load("csv:path", label="species")``.
 
     Files are looked for under ``data_root``, ``$OTDD_DATA``, ``$TORCH_HOME/datasets`` (``~/.cache/torch/datasets``) and
@@ -52,17 +53,19 @@ def load(
         classes: keep these classes only, by label or by name.
         data_root: folder of data sets, looked in first.
         download: whether to fetch what is not there.
-        options: ``min_class_size`` (drop smaller classes, with a warning and a count); ``resize=(h, w)`` brings
-            pictures to that size, by ``fit="stretch"``, ``"pad"`` (a picture keeps its pixels and gets a border of
-            zeros) or ``"pad:4"`` (it is brought, with its aspect ratio, to the size that leaves 4 pixels all round, as
-            MNIST's digits stand in their pictures); and those of the set: ``label``, ``features``, ``text``,
-            ``weights``, ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that
-            mean missing, besides an empty field) for csv, ``image`` and ``picture_root`` (the folder that its paths may
-            point into, by default the table's own) for Parquet, ``labels`` (the file of the labels, where it is not the
-            one beside ``images-idx3`` that is called ``labels-idx1``) for idx.
+        options: ``min_class_size`` (drop smaller classes, with a warning and a count); ``table=True`` (the columns of
+            csv and Parquet tables keep their kinds, for the embedder ``table``); ``resize=(h, w)`` brings pictures to
+            that size, by ``fit="stretch"``, ``"pad"`` (a picture keeps its pixels and gets a border of zeros) or
+            ``"pad:4"`` (it is brought, with its aspect ratio, to the size that leaves 4 pixels all round, as MNIST's
+            digits stand in their pictures); and those of the set: ``label``, ``features``, ``text``, ``weights``,
+            ``image_shape`` for tables, ``sep``, ``decimal``, ``encoding`` and ``na_values`` (texts that mean missing,
+            besides an empty field) for csv, ``image`` and ``picture_root`` (the folder that its paths may point into,
+            by default the table's own) for Parquet, ``labels`` (the file of the labels, where it is not the one beside
+            ``images-idx3`` that is called ``labels-idx1``) for idx.
 
     Returns:
-        The data set, of texts a :class:`TextDataset`, which an embedder makes one; ``ids`` are positions in the split.
+        The data set, of texts a :class:`TextDataset` and with ``table=True`` a :class:`TableDataset`, which an embedder
+        makes one; ``ids`` are positions in the split.
 
     Raises:
         TypeError: a name that is not a string.
@@ -79,12 +82,13 @@ def load(
         options.setdefault("path", path)
     source = SOURCES[key]
     selection = Selection(max_samples, seed, classes, options.pop("min_class_size", None))
+    make = build_table if options.pop("table", False) else build
     size = PictureSize.asked(options.pop("resize", None), options.pop("fit", "stretch"))
     if size is not None and "resize" in source.options:
         options["resize"] = size  # sizes differ within the set: the reader needs it
     unknown = sorted(set(options) - set(source.options))
     if unknown:
-        known = sorted({*source.options, "min_class_size", "resize", "fit"})
+        known = sorted({*source.options, "min_class_size", "resize", "fit", "table"})
         raise ValueError(f"load({name!r}) does not take {unknown}; its options are {known}")
     split, notes = _resolve_split(key, split, source)
     request = Request(key, split, search_roots(data_root), download, options)
@@ -92,15 +96,15 @@ def load(
         rows = reader(request)
         if rows is not None:
             title = rows.name if "path" in source.options else key
-            dataset = build(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
+            dataset = make(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
             return dataset if size is None else _resized(dataset, size)
     raise FileNotFoundError(not_found(request))
 
 
-def _resized(dataset: LabeledDataset | TextDataset, size: PictureSize) -> LabeledDataset:
-    """Pictures at the size asked for; texts have none."""
-    if isinstance(dataset, TextDataset):
-        raise ValueError(f"resize is for pictures, {dataset.name} holds texts")
+def _resized(dataset: LabeledDataset | TextDataset | TableDataset, size: PictureSize) -> LabeledDataset:
+    """Pictures at the size asked for; texts and tables have none."""
+    if not isinstance(dataset, LabeledDataset):
+        raise ValueError(f"resize is for pictures, {dataset.name} holds none")
     return resize_pictures(dataset, size)
 
 

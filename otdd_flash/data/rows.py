@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.data.arrow import to_frame
 from otdd_flash.data.classes import Classes, encode_labels, name_classes, plain
 from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.types import LabeledDataset
 
@@ -35,6 +37,7 @@ class Rows:
         origins: what to call each row in messages, a file for instance; ``None`` for its id.
         dropped: rows that the source itself left out, by reason.
         notes: remarks.
+        columns: int64 positions to the features of these rows as an Arrow table, where they are columns of one.
     """
 
     labels: Any
@@ -47,6 +50,7 @@ class Rows:
     origins: Sequence[str] | None = None
     dropped: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    columns: Callable[[np.ndarray], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -201,21 +205,32 @@ def assemble(chosen: Chosen, matrix: Matrix, name: str) -> LabeledDataset:
     )
 
 
+def build_table(rows: Rows, selection: Selection) -> LabeledDataset | TextDataset | TableDataset:
+    """The data set of the wanted ``rows`` with columns of any kind as they are; :func:`build` where there are none."""
+    if rows.columns is None:
+        return build(rows, selection)
+    chosen = choose(rows, selection)
+    return TableDataset(frame=to_frame(rows.columns(chosen.index)), name=rows.name, **_of_samples(chosen))
+
+
+def _of_samples(chosen: Chosen) -> dict[str, Any]:
+    """What chosen rows have besides features."""
+    return {
+        "y": torch.as_tensor(chosen.y),
+        "class_names": chosen.class_names,
+        "weights": None if chosen.weights is None else torch.as_tensor(chosen.weights),
+        "ids": torch.as_tensor(chosen.ids, dtype=torch.int64),
+        "dropped": chosen.dropped,
+        "notes": chosen.notes,
+    }
+
+
 def _texts(chosen: Chosen, texts: Texts, name: str) -> TextDataset:
     """The text set of chosen rows."""
     bad = [i for i, text in enumerate(texts) if not isinstance(text, str)]
     if bad:
         raise ValueError(f"{name}: {len(bad)} texts are missing, the first in row {int(chosen.ids[bad[0]])}; drop them")
-    return TextDataset(
-        texts=tuple(texts),
-        y=torch.as_tensor(chosen.y),
-        class_names=chosen.class_names,
-        weights=None if chosen.weights is None else torch.as_tensor(chosen.weights),
-        ids=torch.as_tensor(chosen.ids, dtype=torch.int64),
-        name=name,
-        dropped=chosen.dropped,
-        notes=chosen.notes,
-    )
+    return TextDataset(texts=tuple(texts), name=name, **_of_samples(chosen))
 
 
 def draw(ids: np.ndarray, size: int, seed: int) -> np.ndarray:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from otdd_flash.data.arrow import agreed, is_numeric
 from otdd_flash.data.columns import choose_columns, table_rows
 from otdd_flash.data.csv_table import CsvForm, read_csv_table
@@ -26,7 +28,7 @@ def read_csv(request: Request) -> Rows:
     path = find_path(request)
     form = CsvForm(**{key: request.options[key] for key in _FORM if request.options.get(key) is not None})
     table, columns = read_csv_table(path, form, **{key: request.options.get(key) for key in _COLUMNS})
-    rest = {key: request.options.get(key) for key in ("class_names", "image_shape")}
+    rest: dict[str, Any] = {key: request.options.get(key) for key in ("class_names", "image_shape")}
     return table_rows(table, columns, name=path.stem.removesuffix(".csv"), **rest)
 
 
@@ -35,7 +37,9 @@ def table_reader(file: str, label: str) -> Reader:
 
     def read(request: Request) -> Rows | None:
         path = find_file(request.roots, ["tabular"], [file])
-        return path and table_rows(*read_csv_table(path, CsvForm(), label=label), name=request.name)
+        if path is None:
+            return None
+        return table_rows(*read_csv_table(path, CsvForm(), label=label), name=request.name)
 
     return read
 
@@ -66,7 +70,11 @@ def read_parquet(request: Request) -> Rows:
         return rows
     pictures, size = table.column(image), options.get("resize")
     folder = Path(options.get("picture_root") or (path.parent if path.is_file() else path)).expanduser()
-    return replace(rows, fetch=lambda index: stack_pictures(within(pictures.take(index).to_pylist(), folder), size))
+
+    def fetch(index: np.ndarray) -> Any:
+        return stack_pictures(within(pictures.take(index).to_pylist(), folder), size)
+
+    return replace(rows, fetch=fetch, columns=None)
 
 
 def _parquet(path: Path) -> tuple[Any, tuple[str, ...]]:

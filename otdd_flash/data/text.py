@@ -18,8 +18,58 @@ class Texts(list[str]):
     """Texts fetched from a source, told apart from lists of numbers."""
 
 
+class Unembedded:
+    """What labelled samples have that are no numbers yet: all of a :class:`LabeledDataset` but its features."""
+
+    y: Tensor
+    class_names: tuple[str, ...]
+    weights: Tensor | None
+    ids: Tensor | None
+    name: str
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.y)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, each with at least one sample."""
+        return len(self.class_names)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """``(c,)`` int64 samples per class."""
+        return torch.bincount(self.y, minlength=self.num_classes)
+
+    def with_features(self, x: Tensor, note: str | None = None) -> LabeledDataset:
+        """The labelled data set whose row i is ``x[i]``, an embedding of sample i.
+
+        Raises:
+            ValueError: another number of rows than samples.
+        """
+        if x.ndim != 2 or len(x) != self.n:
+            raise ValueError(f"features must be ({self.n}, d), one row a sample, got shape {tuple(x.shape)}")
+        device = x.device
+        return LabeledDataset(
+            x=x,
+            class_names=self.class_names,
+            name=self.name,
+            dropped=self.dropped,
+            notes=(*self.notes, note) if note else self.notes,
+            y=self.y.to(device),
+            weights=None if self.weights is None else self.weights.to(device),
+            ids=None if self.ids is None else self.ids.to(device),
+        )
+
+
 @dataclass(frozen=True, eq=False)
-class TextDataset:
+class TextDataset(Unembedded):
     """Labelled texts, with the fields of :class:`LabeledDataset` except for features.
 
     Args:
@@ -41,24 +91,6 @@ class TextDataset:
     name: str = "texts"
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    @property
-    def n(self) -> int:
-        """Number of samples."""
-        return len(self.texts)
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, each with at least one sample."""
-        return len(self.class_names)
-
-    @property
-    def class_counts(self) -> Tensor:
-        """``(c,)`` int64 samples per class."""
-        return torch.bincount(self.y, minlength=self.num_classes)
 
     @property
     def x(self) -> NoReturn:
@@ -95,26 +127,6 @@ class TextDataset:
             class_names=tuple(self.class_names[i] for i in kept.tolist()),
             weights=None if self.weights is None else self.weights[index] / self.weights[index].sum(),
             ids=index if self.ids is None else self.ids[index],
-        )
-
-    def with_features(self, x: Tensor, note: str | None = None) -> LabeledDataset:
-        """The labelled data set whose row i is ``x[i]``, an embedding of text i.
-
-        Raises:
-            ValueError: another number of rows than texts.
-        """
-        if x.ndim != 2 or len(x) != self.n:
-            raise ValueError(f"features must be ({self.n}, d), one row a text, got shape {tuple(x.shape)}")
-        device = x.device
-        return LabeledDataset(
-            x=x,
-            class_names=self.class_names,
-            name=self.name,
-            dropped=self.dropped,
-            notes=(*self.notes, note) if note else self.notes,
-            y=self.y.to(device),
-            weights=None if self.weights is None else self.weights.to(device),
-            ids=None if self.ids is None else self.ids.to(device),
         )
 
     def __repr__(self) -> str:

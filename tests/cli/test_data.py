@@ -168,3 +168,39 @@ def test_every_dataset_key_is_an_argument_of_load_or_an_option() -> None:
     known = {option for source in SOURCES.values() for option in source.options}
     known |= {"name", "split", "classes", "max_samples", "data_root", "min_class_size", "options"}
     assert {item.name for item in fields(DatasetConfig)} <= known
+
+
+def test_tables_with_categories_go_through_one_transformer(otdd: Callable, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from otdd_flash import dataset_distance
+    from otdd_flash.data.features import table_pair
+
+    frames = {}
+    for seed, (name, cities) in enumerate((("old", ["Rome", "Oslo"]), ("new", ["Bonn", "Oslo"]), ("part", ["Oslo"]))):
+        rng = np.random.default_rng(seed)
+        frames[name] = pandas.DataFrame(
+            {"age": rng.normal(40, 9, 30).round(1), "city": rng.choice(cities, 30), "buys": rng.integers(0, 2, 30)}
+        )
+        frames[name].to_csv(tmp_path / f"{name}.csv", index=False, sep=";", decimal=",")
+    form = {"name": "csv", "label": "buys", "sep": ";", "decimal": ","}
+
+    def side(key: str, name: str) -> list[str]:
+        given = {**form, "path": f"{name}.csv"}
+        return [f"{key}=csv", *(f"{key}.{option}='{value}'" for option, value in given.items() if option != "name")]
+
+    outcome = otdd("distance", *side("source", "old"), *side("target", "new"), "features=table", "output=json")
+    assert outcome.code == 0, outcome.err
+    found = dataset_distance(*table_pair(frames["old"], frames["new"], label="buys"))
+    assert json.loads(outcome.out)["value"] == pytest.approx(found.value, rel=1e-6)
+    refused = otdd("distance", *side("source", "old"), *side("target", "new"))
+    assert refused.code != 0
+    assert "old: columns ['city'] are not numeric: 'city' holds text" in refused.errors[0]
+    assert "features=table" in refused.errors[0]
+
+    entries = "candidates=[" + ",".join(
+        f"{{name: csv, path: {name}.csv, label: buys, sep: ';', decimal: ',', as: {name}}}" for name in ("part", "new")
+    )
+    ranked = otdd("rank", *side("target", "old"), entries + "]", "features=table", "bootstrap=0", "output=json")
+    record = json.loads(ranked.out)
+    assert [item["name"] for item in record["candidates"]] == ["part"]
+    assert "unknown categories ['Bonn'] in column" in str(record["failures"])

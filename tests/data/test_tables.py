@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
 
 from otdd_flash import dataset_distance, from_arrays, from_dataframe, load
-from otdd_flash.data.features import Batching, Features, TransformerEmbedder, table_pair, table_pipeline
+from otdd_flash.data.features import Batching, Features, TableEmbedder, TransformerEmbedder, table_pair, table_pipeline
 
 pandas = pytest.importorskip("pandas")
 RNG = np.random.default_rng(3)
@@ -222,3 +222,64 @@ def test_a_frame_of_numbers_alone_needs_no_pipeline() -> None:
     x, _, _ = Features(scaling="standardize").apply(plain, plain)
     assert torch.allclose(a.x, x.x, rtol=1e-9)
     assert torch.allclose(b.x.flip(0), x.x, rtol=1e-9)
+
+
+def mixed(n: int, seed: int, cities: tuple[str, ...]):
+    rng = np.random.default_rng(seed)
+    return pandas.DataFrame(
+        {
+            "age": rng.normal(40, 9, n).round(1),
+            "city": rng.choice(cities, n),
+            "vip": rng.random(n) < 0.3,
+            "label": rng.integers(0, 2, n),
+        }
+    )
+
+
+def test_tables_of_files_have_the_distance_of_their_frames(tmp_path) -> None:
+    old, new = mixed(40, 1, ("Rome", "Oslo")), mixed(30, 2, ("Bonn", "Oslo"))
+    old.to_csv(tmp_path / "old.csv", index=False)
+    new.to_parquet(tmp_path / "new.parquet", index=False)
+    a = load("csv", path=tmp_path / "old.csv", table=True)
+    b = load("parquet", path=tmp_path / "new.parquet", table=True)
+    assert repr(a) == "TableDataset('old', n=40, columns=3, classes=2)"
+    for fit_on in ("source", "target", "both"):
+        ours = Features("table", fit_on=fit_on).apply(a, b)
+        theirs = table_pair(old, new, label="label", fit_on=fit_on)
+        for x, y in zip(ours[:2], theirs, strict=True):
+            assert x.fingerprint == y.fingerprint
+    assert ours[2].embedders["target"] == ["table"]
+    assert Features(["table", "pca:2"]).apply(a, b)[1].d == 2
+    part = load("csv", path=tmp_path / "old.csv", table=True, max_samples=9, classes=[1])
+    assert part.frame["age"].tolist() == old["age"][part.ids.tolist()].tolist()
+
+
+def test_a_table_needs_its_embedder_and_the_embedder_the_columns(tmp_path) -> None:
+    mixed(20, 1, ("Rome", "Oslo")).to_csv(tmp_path / "old.csv", index=False)
+    table, iris = load("csv", path=tmp_path / "old.csv", table=True), load("iris", table=True)
+    with pytest.raises(ValueError, match="old holds a table: give embedder='table'"):
+        Features().apply(table, table)
+    with pytest.raises(ValueError, match="old holds a table, pca:2 takes numbers: put the embedder table first"):
+        Features("pca:2").apply(table, table)
+    with pytest.raises(ValueError, match="the frames have different columns"):
+        Features("table").apply(table, iris)
+    with pytest.raises(ValueError, match="old holds columns of several kinds"):
+        table.x  # noqa: B018
+    with pytest.raises(TypeError, match="source must be a LabeledDataset, got TableDataset"):
+        dataset_distance(table, table)
+    with pytest.raises(ValueError, match="resize is for pictures, old holds none"):
+        load("csv", path=tmp_path / "old.csv", table=True, resize=(2, 2))
+    standard = Features(scaling="standardize").apply(iris, iris)[0]
+    assert torch.allclose(Features("table").apply(iris, iris)[0].x, standard.x)  # numbers alone
+
+
+def test_categories_are_fixed_where_there_are_many_sets(tmp_path) -> None:
+    old, new = (tmp_path / f"{name}.csv" for name in ("old", "new"))
+    mixed(20, 1, ("Rome", "Oslo")).to_csv(old, index=False)
+    mixed(20, 2, ("Bonn", "Oslo")).to_csv(new, index=False)
+    a, b = (load("csv", path=path, table=True) for path in (old, new))
+    fixed = TableEmbedder().fitted(a)
+    with pytest.raises(ValueError, match=r"new does not fit the table .*unknown categories \['Bonn'\]"):
+        Features(fixed).apply(a, b)
+    wide = TableEmbedder().seen(a, b)
+    assert [Features(wide).apply(x, y)[1].d for x, y in ((a, a), (a, b), (b, b))] == [6, 6, 6]

@@ -10,7 +10,7 @@ from otdd_flash.data.features.modules import (
 from otdd_flash.data.features.pipeline import FeatureRecord, Features
 from otdd_flash.data.features.scaling import Standardizer
 from otdd_flash.data.features.sentences import SentenceEmbedder
-from otdd_flash.data.features.tables import table_pair, table_pipeline
+from otdd_flash.data.features.tables import TableEmbedder, table_pair, table_pipeline
 from otdd_flash.data.features.transformers import TransformerEmbedder
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "PicturePreprocess",
     "SentenceEmbedder",
     "Standardizer",
+    "TableEmbedder",
     "TransformerEmbedder",
     "resolve_embedder",
     "table_pair",

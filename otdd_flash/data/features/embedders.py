@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.types import LabeledDataset
 
-AnyDataset = LabeledDataset | TextDataset
+AnyDataset = LabeledDataset | TextDataset | TableDataset
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,19 @@ class Embedder(ABC):
         name: for records and messages.
         key: content key of weights and preprocessing, ``None`` where there is none (then nothing is cached).
         texts: whether it takes texts instead of features.
+        tables: whether it takes tables beside features.
         stored: whether its vectors are worth keeping on disk.
     """
 
     name: str
     key: str | None = None
     texts: bool = False
+    tables: bool = False
     stored: bool = True
+
+    def seen(self, *datasets: Any) -> Embedder:
+        """The embedder told of data (their categories, say) that it will be given but not be fitted on."""
+        return self
 
     def fitted(self, *datasets: Any) -> Embedder:
         """The embedder with what it learns from ``datasets`` together; itself where it learns nothing."""
@@ -132,9 +139,9 @@ class Pca(Embedder):
 def resolve_embedder(spec: Any) -> list[Embedder]:
     """Embedders of a short name, a model, a callable, a transformer, or a sequence of those, applied in turn.
 
-    Names: ``raw`` (none), ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model or
-    folder>``; and two that a package from PyPI brings, with no other download: ``sentence-transformers``
-    (all-MiniLM-L6-v2) and ``efficientnet-lite0``.
+    Names: ``raw`` (none), ``table`` (numbers and categories), ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``,
+    ``sentence-transformers:<model or folder>``; and two that a package from PyPI brings, with no other download:
+    ``sentence-transformers`` (all-MiniLM-L6-v2) and ``efficientnet-lite0``.
 
     Args:
         spec: any of these.
@@ -145,6 +152,7 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     from otdd_flash.data.features.modules import ModuleEmbedder, timm_embedder, torchvision_embedder
     from otdd_flash.data.features.packaged import efficientnet_lite0_embedder, minilm_embedder
     from otdd_flash.data.features.sentences import SentenceEmbedder
+    from otdd_flash.data.features.tables import TableEmbedder
     from otdd_flash.data.features.transformers import TransformerEmbedder, is_transformer
 
     if spec is None or spec == "raw":
@@ -158,6 +166,8 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     if callable(spec):
         return [ModuleEmbedder(spec)]
     kind, _, rest = str(spec).partition(":")
+    if spec == "table":
+        return [TableEmbedder()]
     if kind == "pca" and rest.isdigit():
         return [Pca(int(rest))]
     makers: dict[str, Callable[[str], Embedder]] = {
@@ -173,8 +183,9 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
         return [packaged[spec]()]
     if kind not in makers or not rest:
         raise ValueError(
-            f"embedder={spec!r} is not known: raw, pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0, "
-            "sentence-transformers[:<model or folder>], a torch module, a callable or a transformer of scikit-learn"
+            f"embedder={spec!r} is not known: raw, table, pca:<k>, torchvision:<model>, timm:<model>, "
+            "efficientnet-lite0, sentence-transformers[:<model or folder>], a torch module, a callable or a "
+            "transformer of scikit-learn"
         )
     return [makers[kind](rest)]
 

@@ -14,6 +14,7 @@ from otdd_flash.data.features import cache as store
 from otdd_flash.data.features.embedders import AnyDataset, Batching, Embedder, resolve_embedder
 from otdd_flash.data.features.modules import ModuleEmbedder
 from otdd_flash.data.features.scaling import ScalingName, Standardizer, unit_rows
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.types import LabeledDataset
 
@@ -62,9 +63,9 @@ class Features:
     """How the features of two data sets are made comparable: embed, then scale.
 
     Args:
-        embedder: ``raw``, ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``, ``sentence-transformers:<model>``, a
-            torch module, a callable, a transformer or pipeline of scikit-learn, or several to be applied in turn; see
-            :func:`resolve_embedder`.
+        embedder: ``raw``, ``table``, ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``,
+            ``sentence-transformers:<model>``, a torch module, a callable, a transformer or pipeline of scikit-learn, or
+            several to be applied in turn; see :func:`resolve_embedder`.
         target_embedder: for the target alone; default the same as for the source.
         picture_size: ``(h, w)`` at which picture models see their pictures; ``None`` for each model's own size.
         scaling: ``none``; ``standardize`` (zero mean, unit deviation a column); ``l2`` (unit rows: the cosine cost).
@@ -106,10 +107,10 @@ class Features:
             ValueError: texts without a text embedder, widths that differ, features that are not finite.
         """
         for side, dataset in (("source", source), ("target", target)):
-            if not isinstance(dataset, LabeledDataset | TextDataset):
+            if not isinstance(dataset, AnyDataset):
                 raise TypeError(
-                    f"{side} must be a LabeledDataset or a TextDataset, got {type(dataset).__name__}: make one with "
-                    "otdd_flash.from_arrays(X, y) and its like, or otdd_flash.load"
+                    f"{side} must be a LabeledDataset, a TextDataset or a TableDataset, got {type(dataset).__name__}: "
+                    "make one with otdd_flash.from_arrays(X, y) and its like, or otdd_flash.load"
                 )
         record = FeatureRecord(scaling=self.scaling)
         first = self._chain(self.embedder)
@@ -163,7 +164,7 @@ class Features:
                 _usable(sides[side], embedder)
             if first is second:
                 fit_on = sides.values() if self.fit_on == "both" else [sides[self.fit_on]]
-                current = dict.fromkeys(sides, current["source"].fitted(*fit_on))
+                current = dict.fromkeys(sides, current["source"].seen(*sides.values()).fitted(*fit_on))
             else:
                 current = {side: embedder.fitted(sides[side]) for side, embedder in current.items()}
             for side, embedder in current.items():
@@ -197,7 +198,7 @@ def embed_one(
     """
     _usable(dataset, embedder)
     key = None
-    if folder is not None and embedder.stored and embedder.key is not None:
+    if folder is not None and embedder.stored and embedder.key is not None and not isinstance(dataset, TableDataset):
         shape = getattr(dataset, "image_shape", None)
         content = f"{dataset.fingerprint}|{shape}|{embedder.name}|{embedder.key}"
         key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
@@ -210,7 +211,7 @@ def embed_one(
         if folder is not None and key is not None:
             store.write(folder, key, x, {"embedder": embedder.name, "data": dataset.name})
     note = f"embedded by {embedder.name}: {x.shape[1]} features"
-    if isinstance(dataset, TextDataset):
+    if not isinstance(dataset, LabeledDataset):
         return dataset.with_features(x, note), hit
     moved = x.to(dataset.x.device)
     return replace(dataset, x=moved, levels=None, image_shape=None, notes=(*dataset.notes, note)), hit
@@ -223,7 +224,7 @@ def _run(embedder: Embedder, dataset: AnyDataset, batching: Batching) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as error:
-        rows = "texts" if isinstance(dataset, TextDataset) else f"rows of {dataset.d} features"
+        rows = f"rows of {dataset.d} features" if isinstance(dataset, LabeledDataset) else "rows"
         shape = getattr(dataset, "image_shape", None)
         pictures = f", pictures {shape}" if shape else ""
         line = next(iter(str(error).splitlines()), type(error).__name__)
@@ -237,6 +238,8 @@ def _run(embedder: Embedder, dataset: AnyDataset, batching: Batching) -> Tensor:
 def _usable(dataset: AnyDataset, embedder: Embedder) -> None:
     """Refuse a data set of a kind that the embedder does not take."""
     texts = isinstance(dataset, TextDataset)
+    if isinstance(dataset, TableDataset) and not embedder.tables:
+        raise ValueError(f"{dataset.name} holds a table, {embedder.name} takes numbers: put the embedder table first")
     if texts and not embedder.texts:
         raise ValueError(f"{dataset.name} holds texts, {embedder.name} takes numbers: put a sentence embedder first")
     if embedder.texts and not texts:
@@ -252,6 +255,8 @@ def _with_numbers(dataset: AnyDataset) -> LabeledDataset:
             f"{dataset.name} holds texts: give embedder='sentence-transformers' (extra 'text'; features=sentence on "
             "the command line), which makes vectors of them"
         )
+    if isinstance(dataset, TableDataset):
+        raise ValueError(f"{dataset.name} holds a table: give embedder='table', which makes numbers of its columns")
     return dataset
 
 

@@ -10,9 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from torch import Tensor
+
 from otdd_flash.data.arrays import from_arrays
 from otdd_flash.data.classes import encode_labels
+from otdd_flash.data.features.embedders import Batching, Embedder
 from otdd_flash.data.features.transformers import as_rows, is_fitted, is_transformer
+from otdd_flash.data.tabular import TableDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.types import LabeledDataset
 
@@ -117,6 +121,59 @@ def table_pair(
         for frame, name in zip(frames, names, strict=True)
     )  # fmt: skip
     return a, b
+
+
+class TableEmbedder(Embedder):
+    """Tables of numbers and categories through one :func:`table_pipeline`.
+
+    Args:
+        known: frames whose categories it knows, besides those that it is fitted on.
+        pipeline: where it is fitted already.
+    """
+
+    name = "table"
+    tables = True
+    stored = False
+
+    def __init__(self, known: Sequence[Any] = (), pipeline: Any = None) -> None:
+        self.known, self.pipeline = tuple(known), pipeline
+
+    def seen(self, *datasets: TableDataset | LabeledDataset) -> TableEmbedder:
+        """With the categories of these data sets as well; itself where it is fitted."""
+        return self if self.pipeline is not None else TableEmbedder((*self.known, *map(_columns_of, datasets)))
+
+    def fitted(self, *datasets: TableDataset | LabeledDataset) -> TableEmbedder:
+        """Itself where it is fitted, else fitted on these data sets, rows together."""
+        if self.pipeline is not None:
+            return self
+        frames = [_columns_of(dataset) for dataset in datasets]
+        rows = optional_import("pandas", needed_for="tables").concat(frames, ignore_index=True)
+        return TableEmbedder(pipeline=table_pipeline(*frames, *self.known).fit(rows))
+
+    def embed(self, dataset: TableDataset | LabeledDataset, batching: Batching) -> Tensor:
+        """``(n, k)`` standardised numbers and one-hot categories.
+
+        Raises:
+            ValueError: columns or categories that it was not fitted on.
+        """
+        if self.pipeline is None:
+            raise ValueError("the embedder table is not fitted: use Features, or call fitted(dataset) first")
+        try:
+            outputs = self.pipeline.transform(_columns_of(dataset))
+        except ValueError as error:
+            raise ValueError(
+                f"{dataset.name} does not fit the table that others were fitted on: {error}; keep the rows and columns "
+                "that all sets share, or put the set with all categories first (of a ranking: the target)"
+            ) from error
+        return as_rows(outputs, dataset.n, self.name)
+
+
+def _columns_of(dataset: TableDataset | LabeledDataset) -> Any:
+    """The feature columns as a pandas data frame; numbers without names are numbered."""
+    if isinstance(dataset, TableDataset):
+        return dataset.frame
+    pandas = optional_import("pandas", needed_for="tables")
+    return pandas.DataFrame(dataset.x.detach().cpu().numpy(), columns=[f"x{i}" for i in range(dataset.d)])
 
 
 def _frame(side: Any, name: str) -> Any:
