@@ -113,7 +113,7 @@ def names_of(config: dict) -> Iterator[str]:
 
     yield from (config[side]["name"] for side in ("source", "target") if side in config)
     for given in (*config.get("datasets", ()), *config.get("candidates", ()), *config.get("more", ())):
-        yield entry(given, Common(None, None, None, 0))[1].name
+        yield entry(given, Common(None, None, None, None, 0))[1].name
 
 
 def kind_of(name: str) -> str:

@@ -147,7 +147,9 @@ def test_what_is_no_data_set_is_refused_by_side():
         TypeError, match="source must be a LabeledDataset, a TextDataset or a TableDataset, got int: make"
     ):
         Features().apply(1, blob())
-    with pytest.raises(TypeError, match="target must be a LabeledDataset or a TextDataset, got ndarray"):
+    with pytest.raises(
+        TypeError, match="target must be a LabeledDataset, a TextDataset or a TableDataset, got ndarray"
+    ):
         Features().apply(blob(), np.zeros((3, 2)))
 
 
