@@ -62,7 +62,7 @@ def reading_sample(position: int, *, decoding: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except SampleError:
+    except (SampleError, ImportError):
         raise
     except _picture_errors(decoding) as error:
         form = " as a picture" if decoding else ""
@@ -166,11 +166,11 @@ def _formats() -> tuple[str, ...]:
 
 
 def _picture_errors(decoding: bool) -> tuple[type[Exception], ...]:
-    """What Pillow raises on broken pictures; while it decodes, errors of the common kinds are its own as well."""
+    """What Pillow raises on broken pictures; while it decodes, every error is its own."""
     pillow: Any = sys.modules.get("PIL.Image")
     bomb = () if pillow is None else (pillow.DecompressionBombError,)
-    common = (ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError) if decoding else ()
-    return (OSError, SyntaxError, EOFError, struct.error, zlib.error, *bomb, *common)
+    broken = (OSError, SyntaxError, EOFError, RuntimeError, struct.error, zlib.error, *bomb)
+    return (Exception,) if decoding else broken
 
 
 def _complaint(error: Exception) -> str:

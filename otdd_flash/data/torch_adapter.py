@@ -44,7 +44,8 @@ def from_torch(
     a stream. Streams are drawn by a seeded reservoir.
 
     Args:
-        dataset: items are ``(features, label, ...)`` or mappings; features: pictures (PIL, arrays), vectors, texts.
+        dataset: items are ``(features, label, ...)`` or mappings; features: pictures (PIL, arrays), vectors, texts. PIL
+            pictures are turned upright by their EXIF orientation; arrays no longer know how the camera was held.
         keys: position or key of features and label in an item.
         labels: ``(n,)`` labels, where those of the set should not be used.
         max_samples: at most so many samples, drawn uniformly without replacement; ``None`` for all.

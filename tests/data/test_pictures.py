@@ -174,6 +174,7 @@ def flipped():
 BAD = {
     "garbage": (b"no picture at all", "damaged or of another format than .*PNG"),
     "truncated": (encoded()[:200], "replace it or leave it out"),
+    "avif": (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf" + bytes(200), "replace it or leave it out"),
     "flipped": (flipped(), "replace it or leave it out"),
     "empty": (b"", "replace it or leave it out"),
     "huge": (png_that_claims(20_000, 20_000), r"400000000 pixels.*make it smaller"),
