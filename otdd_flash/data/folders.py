@@ -175,7 +175,7 @@ def _class_root(root: Path, split: str) -> Path:
 def _ambiguous(split: str, others: list[str]) -> str:
     """Why a folder could be both."""
     if others:
-        return f"It holds folders with pictures, and so pictures are in {others} beside it"
+        return f"It holds folders of pictures, and {others} beside it hold pictures as well"
     return "It holds pictures, but no class folders with pictures"
 
 

@@ -104,7 +104,8 @@ def load(
 def _resized(dataset: LabeledDataset | TextDataset | TableDataset, size: PictureSize) -> LabeledDataset:
     """Pictures at the size asked for; texts and tables have none."""
     if not isinstance(dataset, LabeledDataset):
-        raise ValueError(f"resize is for pictures, {dataset.name} holds none")
+        kind = "texts" if isinstance(dataset, TextDataset) else "a table"
+        raise ValueError(f"resize is for pictures, {dataset.name} holds {kind}")
     return resize_pictures(dataset, size)
 
 
