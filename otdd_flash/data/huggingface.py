@@ -49,7 +49,7 @@ def from_huggingface(
         seed: of the draw.
         classes: keep these classes only, by label or by name.
         resize: ``(h, w)`` for pictures whose sizes differ.
-        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`load` has it.
+        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`otdd_flash.load` has it.
         name: for messages and results; default that of the set.
 
     Returns:

@@ -52,7 +52,7 @@ def from_torch(
         seed: of the draw.
         classes: keep these classes only, by label or by name.
         resize: ``(h, w)`` for pictures whose sizes differ.
-        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`load` has it.
+        fit: how they get there: ``stretch``, ``pad`` or ``pad:<margin>``, as :func:`otdd_flash.load` has it.
         name: for messages and results; default the class of the set.
         stream_limit: read at most so many samples of a stream; default 100,000, with a warning on reaching it, or an
             error where ``max_samples`` is not given either.
