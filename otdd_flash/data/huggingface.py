@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,9 @@ def from_huggingface(
     if hasattr(ds, "_ex_iterable"):
         draw = Draw(max_samples, seed, None, classes)
         names = _class_label_names(ds, label)
-        return build(stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, size=size))
+        join = partial(_joined, ds, columns) if columns.kind == "features" else None
+        rows = stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, size=size, join=join)
+        return build(replace(rows, notes=(column_note(columns.kind, columns.names), *rows.notes)))
     return build(table_rows(ds, columns, name=title, size=size), selection)
 
 
@@ -181,8 +184,20 @@ def _stream_pairs(ds: Any, columns: Columns) -> Iterator[tuple[Any, Any]]:
         missing = [column for column in (*columns.names, columns.label) if column not in row]
         if missing:
             raise ValueError(f"no column {missing[0]!r} in {list(row)}")
-        values = [_item(row[column], modes[column]) for column in columns.names]
-        yield (values[0] if len(values) == 1 else np.asarray(values)), row[columns.label]
+        values = [row[column] for column in columns.names]
+        item = values if columns.kind == "features" else _item(values[0], modes[columns.names[0]])
+        yield item, row[columns.label]
+
+
+def _joined(ds: Any, columns: Columns, items: list[Any], positions: np.ndarray) -> np.ndarray:
+    """Rows of values of a streaming set as features, by the rule of tables."""
+    arrow = optional_import("pyarrow", needed_for="streams of Hugging Face")
+    known = ds.features.arrow_schema if ds.features else None
+    arrays = []
+    for name, values in zip(columns.names, zip(*items, strict=True), strict=True):
+        kind = None if known is None else known.field(name).type
+        arrays.append(arrow.array(values, type=None if isinstance(kind, arrow.ExtensionType) else kind))
+    return table_array(arrow.table(arrays, names=list(columns.names)), positions)
 
 
 def _encoded(ds: Any, column: str) -> Any:

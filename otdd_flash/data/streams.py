@@ -48,6 +48,7 @@ def stream_rows(
     name: str,
     class_names: Sequence[str] | Mapping | None = None,
     size: PictureSize | None = None,
+    join: Callable[[list[Any], np.ndarray], Any] | None = None,
 ) -> Rows:
     """Rows drawn from a stream of (features, label) by reservoir sampling (Vitter 1985, algorithm R).
 
@@ -60,6 +61,7 @@ def stream_rows(
         name: for messages and results.
         class_names: by label.
         size: to bring pictures to.
+        join: features of samples, and their positions, to what :func:`build` takes; default :func:`gather`.
 
     Raises:
         ValueError: a stream that is still going at the limit although neither ``max_samples`` nor ``limit`` was given.
@@ -85,13 +87,19 @@ def stream_rows(
     if not kept:
         raise ValueError(f"{name}: the stream gave no labelled sample of the wanted classes ({unlabelled} unlabelled)")
     kept.sort(key=lambda sample: sample[0])
+    positions = np.array([position for position, _, _ in kept])
+
+    def fetch(index: np.ndarray) -> Any:
+        items = [kept[i][1] for i in index.tolist()]
+        return gather(items, size) if join is None else join(items, positions[index])
+
     drawn = f"{len(kept)} of {seen} streamed samples drawn by a reservoir (seed {draw.seed})"
     return Rows(
         labels=[label for _, _, label in kept],
-        fetch=lambda index: gather([kept[i][1] for i in index.tolist()], size),
+        fetch=fetch,
         name=name,
         class_names=class_names,
-        positions=np.array([position for position, _, _ in kept]),
+        positions=positions,
         dropped={"unlabelled": unlabelled} if unlabelled else {},
         notes=(drawn,) if seen > len(kept) else (),
     )

@@ -127,6 +127,11 @@ def hugging_face(case, folder):
     return otdd.from_huggingface(ds, features=list(map(str, case.features)), label=str(case.label))
 
 
+def hugging_face_stream(case, folder):
+    ds = pytest.importorskip("datasets").Dataset(case.arrow()).to_iterable_dataset()
+    return otdd.from_huggingface(ds, features=list(map(str, case.features)), label=str(case.label))
+
+
 def arrays(case, folder):
     x = np.column_stack([np.array(values, dtype=float) for values in case.features.values()])
     return otdd.from_arrays(x, case.labels)
@@ -147,7 +152,7 @@ def npz(case, folder):
 PLAIN: list[Callable] = [csv, csv_gz, csv_with_its_index, csv_of_another_kind]
 COLUMNAR: list[Callable] = [
     parquet_file, parquet_of_pandas_with_an_index, parquet_parts, pandas, pandas_nullable, pandas_on_arrow, polars,
-    polars_lazy, arrow_table, hugging_face,
+    polars_lazy, arrow_table, hugging_face, hugging_face_stream,
 ]  # fmt: skip
 ARRAYS: list[Callable] = [arrays, npz]
 HALVES, TENS = [0.5, 1.5, -2.25, 3.0, 4.0, 5.0], [10, 20, 31, 42, 50, 7]
