@@ -39,9 +39,9 @@ class DatasetConfig:
     weights: str | None = None
     """Column of weights (csv, parquet)."""
     sep: str | None = None
-    """Between the fields of a row (csv), a comma by default; \\t for a tab."""
+    """Between the fields of a row (csv), a comma by default: 'source.sep=";"', source.sep=\\t for a tab."""
     decimal: str | None = None
-    """Decimal point of the numbers (csv): . or a comma."""
+    """Decimal point of the numbers (csv), or a comma: 'source.decimal=","'."""
     encoding: str | None = None
     """Of the text (csv), utf-8 by default; latin-1, cp1252, utf-16."""
     na_values: list[str] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +82,14 @@ def choose_columns(
     if text is not None and features is not None:
         raise ValueError("give features= or text=, not both")
     title = _guess_label(names) if label is None else str(label)
-    held = {title} if weights is None else {title, str(weights)}
+    held = [title] if weights is None else [title, str(weights)]
     notes: tuple[str, ...] = ()
     if text is not None or features is not None:
         asked: Any = features if text is None else [text]
-        wanted = [str(name) for name in ([asked] if isinstance(asked, str | int) else asked)]
+        one = isinstance(asked, str) or not isinstance(asked, Iterable)
+        wanted = [str(name) for name in ([asked] if one else asked)]
+        if not wanted:
+            raise ValueError("features is empty: name the columns, or None for all but the labels and weights")
     else:
         wanted, notes = _all_features(names, held, index)
     count, place = Counter(names), {name: i for i, name in reversed(list(enumerate(names)))}
@@ -144,7 +147,9 @@ def table_rows(
     )
 
 
-def _all_features(names: Sequence[str], held: set[str], index: frozenset[str]) -> tuple[list[str], tuple[str, ...]]:
+def _all_features(
+    names: Sequence[str], held: Sequence[str], index: frozenset[str]
+) -> tuple[list[str], tuple[str, ...]]:
     """All columns that are not held for something else and are no index, and a note on those left out."""
     first = next((i for i, name in enumerate(names) if name), len(names))
     odd = [i for i, name in enumerate(names) if not name and i > first]

@@ -88,7 +88,10 @@ def _header(path: Path, form: CsvForm) -> list[str]:
     encoding = "utf-8-sig" if form.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else form.encoding
     with reading(path, "a csv table"), _decoding(form), _opened(path) as stream:
         lines = csv.reader(io.TextIOWrapper(stream, encoding, newline=""), delimiter=form.sep)
-        names = next((line for line in lines if line), [])
+        try:
+            names = next((line for line in lines if line), [])
+        except csv.Error as error:
+            raise ValueError(f"its header is none ({error})") from error
         if not names:
             raise ValueError("it is empty")
     if len(names) == 1:

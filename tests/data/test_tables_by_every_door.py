@@ -255,6 +255,7 @@ def write(folder, content):
         ("é,label\n1,u\n2,v\n".encode("latin-1"), "it is not utf-8 text"),
         (("a,b,label\n" + "1,x,u\n" * 9999 + "2,é,v\n").encode("latin-1"), "column 'b' .* is not utf-8 text"),
         (("a,b,label\n" + "1,2,u\n" * 9999 + "2,1,é\n").encode("latin-1"), "it is not utf-8 text"),
+        ('"' + "a" * 200_000, "its header is none .field larger than field limit"),
         ("\n\n", "cannot be read as a csv table: it is empty"),
     ],
 )  # fmt: skip
@@ -267,6 +268,7 @@ def test_a_csv_file_that_is_not_plain_is_refused_with_the_way_out(content, messa
     ("content", "options"),
     [
         (SMALL.replace("\n", ",\n"), {}),  # a comma at the end of every line, the header's as well
+        ("\n\n" + SMALL + "\n", {}),
         ("\ufeff" + SMALL.replace("\n", "\r\n"), {}),
         (SMALL.replace(",", ";").replace(".", ","), {"sep": ";", "decimal": ","}),
         (SMALL.replace(",", "\t"), {"sep": "\\t"}),
@@ -295,6 +297,8 @@ def test_csv_files_of_many_forms_hold_the_same_table(content, options, tmp_path)
         ({"encoding": "klingon"}, "encoding must be one that Python knows, as 'latin-1', got 'klingon'"),
         ({"label": "species"}, r"no column 'species' among \['a', 'b', 'label'\]"),
         ({"features": ["a", "c"]}, "no column 'c'"),
+        ({"features": []}, "features is empty: name the columns"),
+        ({"features": 1.5}, "no column '1.5'"),
         ({"features": ["a"], "text": "b"}, "give features= or text=, not both"),
     ],
 )
@@ -360,3 +364,26 @@ def test_two_halves_of_a_file_with_its_index_pass_a_check_as_without(tmp_path):
     a, b = (otdd.load("csv", path=tmp_path / f"{name}.csv") for name in ("first", "second"))
     halves = [otdd.from_dataframe(part, label="label") for part in (frame[:40], frame[40:])]
     assert (a.fingerprint, b.fingerprint) == tuple(half.fingerprint for half in halves)
+
+
+def test_texts_with_words_that_look_like_missing_are_texts(tmp_path):
+    path = write(tmp_path, "words,label\nNA,u\nnull,None\n007,u\n")
+    texts = otdd.load("csv", path=path, text="words")
+    assert (texts.texts, texts.class_names, texts.n) == (("NA", "null", "007"), ("None", "u"), 3)
+    with pytest.raises(ValueError, match="1 texts are missing, the first in row 0"):
+        otdd.load("csv", path=path, text="words", na_values=["NA"])
+
+
+def test_a_wide_frame_costs_no_more_than_its_columns():
+    """Twice the columns take about twice the time, not four times."""
+    import time
+
+    def seconds(width):
+        frame = pd.DataFrame(np.ones((3, width)))
+        frame["label"] = [0, 1, 0]
+        start = time.process_time()
+        otdd.from_dataframe(frame, label="label")
+        return time.process_time() - start
+
+    seconds(10)
+    assert seconds(8000) < 40 * max(seconds(400), 1e-3)
