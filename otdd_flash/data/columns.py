@@ -27,12 +27,14 @@ class Table:
 
     Args:
         names: columns as text, in order, perhaps with repeats.
+        n: rows.
         column: position of a column to its values, as labels or weights are taken.
         take: positions of columns and row numbers (ascending) to a ``pyarrow.Table``.
         index: names of columns that its writer marked as an index.
     """
 
     names: tuple[str, ...]
+    n: int
     column: Callable[[int], Any]
     take: Callable[[list[int], np.ndarray], Any]
     index: frozenset[str] = frozenset()

@@ -89,6 +89,7 @@ def as_table(df: Any) -> Table:
     if pandas is not None and isinstance(df, pandas.DataFrame):
         return Table(
             names=tuple(map(str, df.columns)),
+            n=len(df),
             column=lambda i: df.iloc[:, i],
             take=lambda columns, rows: _from_pandas(df, columns, rows),
         )
@@ -114,6 +115,7 @@ def arrow_table(table: Any, names: Sequence[str] | None = None) -> Table:
     place = list(range(len(told))) if names is None else [held.get(name, -1) for name in names]
     return Table(
         names=told,
+        n=table.num_rows,
         column=lambda i: label_column(table.column(place[i]), told[i]),
         take=lambda columns, rows: _taken(table.select([place[i] for i in columns]), rows),
         index=pandas_index(table.schema),
@@ -142,7 +144,8 @@ def _from_pandas(df: Any, columns: Sequence[int], rows: np.ndarray) -> Any:
     part = part if len(rows) == len(df) else part.iloc[rows]
     kinds = set(part.dtypes)
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), np.dtype) and kind.kind in "biuf":  # faster for wide frames
-        return arrow.table(list(part.to_numpy().T), names=list(map(str, part.columns)))
+        values = part.to_numpy().astype(kind.newbyteorder("="), copy=False)
+        return arrow.table(list(values.T), names=list(map(str, part.columns)))
     sparse = [i for i, kind in enumerate(part.dtypes) if type(kind).__name__ == "SparseDtype"]
     if sparse:
         part = part.copy(deep=False)

@@ -42,9 +42,10 @@ def hold(features: Any) -> Held:
         ValueError: no numbers, ragged rows, or sparse rows that would not fit into memory.
     """
     if isinstance(features, Tensor) and features.layout != torch.strided and not features.is_nested:
-        return _sparse(features.shape, features._nnz(), features.dtype.itemsize, _rows_of_sparse_tensor(features))
+        size = (features._nnz(), features.dtype.itemsize, features.device)
+        return _sparse(features.shape, *size, _rows_of_sparse_tensor(features))
     if hasattr(features, "toarray") and hasattr(features, "nnz"):
-        return _sparse(features.shape, features.nnz, features.dtype.itemsize, _rows_of_sparse_matrix(features))
+        return _sparse(features.shape, features.nnz, features.dtype.itemsize, _CPU, _rows_of_sparse_matrix(features))
     if is_frame(features):
         return _frame(features)
     if not isinstance(features, np.ndarray) or features.dtype.kind == "O":
@@ -61,19 +62,17 @@ def hold(features: Any) -> Held:
 def _frame(frame: Any) -> Held:
     """All columns of a data frame."""
     table = as_table(frame)
-    n = len(table.column(0)) if table.names else 0
     everything = list(range(len(table.names)))
-    return Held((n, len(everything)), lambda rows: table_array(table.take(everything, rows), rows))
+    return Held((table.n, len(everything)), lambda rows: table_array(table.take(everything, rows), rows))
 
 
-def _sparse(shape: Any, filled: int, itemsize: int, take: Callable[[np.ndarray], Any]) -> Held:
+def _sparse(shape: Any, filled: int, itemsize: int, device: torch.device, take: Callable[[np.ndarray], Any]) -> Held:
     """Sparse rows, made dense where that fits into memory, with a note."""
     shape = tuple(map(int, shape))
-
     each = float(np.prod(shape[1:], dtype=float)) * itemsize
 
     def checked(rows: np.ndarray) -> Any:
-        needed, free = len(rows) * each, free_memory()
+        needed, free = len(rows) * each, free_memory(device)
         if needed > free:
             raise ValueError(
                 f"X is sparse: {len(rows)} of its rows made dense, {tuple(shape[1:])} values each, take "
@@ -83,7 +82,7 @@ def _sparse(shape: Any, filled: int, itemsize: int, take: Callable[[np.ndarray],
 
     share = filled / max(1.0, float(np.prod(shape, dtype=float)))
     note = f"sparse X ({share:.2g} of its values are not zero) made dense: {_size(shape[0] * each)}; {_NARROWER}"
-    return Held(shape, checked, notes=(note,))
+    return Held(shape, checked, device, (note,))
 
 
 _NARROWER = "scikit-learn's TruncatedSVD (PCA of sparse rows) makes it narrower"

@@ -426,6 +426,17 @@ def test_features_in_a_frame_of_any_library(library):
     assert from_arrays(X4, frame["a"]).class_names == ("1", "2", "3", "4")
 
 
+def test_frames_of_odd_columns():
+    swapped = pd.DataFrame(X4.astype(">f8"))
+    assert from_arrays(swapped, [0, 1, 0, 1]).x.tolist() == X4.tolist()
+    vectors = pd.DataFrame({"v": [[1, 2], [3, 4]], "a": [5.5, 6.5]})
+    assert from_arrays(vectors, [0, 1]).x.tolist() == [[1, 2, 5.5], [3, 4, 6.5]]
+    few = pd.DataFrame({"a": pd.arrays.SparseArray([0, 0, 3]), "b": [1.0, 2.0, 3.0]})
+    assert from_arrays(few, [0, 1, 0]).x.tolist() == [[0, 1], [0, 2], [3, 3]]
+    with pytest.raises(ValueError, match=r"Conversion failed for column a with type object; bring the column to one"):
+        from_arrays(pd.DataFrame({"a": [1, "x"], "b": [0, 1]}), [0, 1])
+
+
 class Watched(np.ndarray):
     """Remembers the rows that were read."""
 

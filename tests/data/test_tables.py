@@ -267,7 +267,7 @@ def test_a_table_needs_its_embedder_and_the_embedder_the_columns(tmp_path) -> No
         table.x  # noqa: B018
     with pytest.raises(TypeError, match="source must be a LabeledDataset, got TableDataset"):
         dataset_distance(table, table)
-    with pytest.raises(ValueError, match="resize is for pictures, old holds none"):
+    with pytest.raises(ValueError, match="resize is for pictures, old holds a table"):
         load("csv", path=tmp_path / "old.csv", table=True, resize=(2, 2))
     standard = Features(scaling="standardize").apply(iris, iris)[0]
     assert torch.allclose(Features("table").apply(iris, iris)[0].x, standard.x)  # numbers alone
