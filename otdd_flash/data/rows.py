@@ -174,7 +174,7 @@ def choose(rows: Rows, selection: Selection) -> Chosen:
         weights=None if weights is None else _normalised(weights, index)[index],
         ids=index if rows.positions is None else rows.positions[index],
         dropped=keep.dropped,
-        notes=(*rows.notes, *notes),
+        notes=(*rows.notes, *notes, *keep.notes()),
     )
 
 
@@ -351,6 +351,11 @@ class _Keeper:
             stacklevel=5,
         )
         self.drop(gone, "class under min_class_size")
+
+    def notes(self) -> tuple[str, ...]:
+        """How many rows are gone, by reason, for the notes of every result."""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
+        return (f"rows left out: {reasons}",) if reasons else ()
 
     def index(self, name: str) -> np.ndarray:
         index = np.flatnonzero(self.mask)

@@ -64,6 +64,7 @@ def test_unlabelled_rows_are_dropped_and_counted(y):
     assert data.y.tolist() == [0, 1, 0]
     assert data.ids.tolist() == [0, 2, 3]
     assert data.dropped == {"unlabelled": 1}
+    assert data.notes == ("rows left out: unlabelled 1",)
     assert torch.equal(data.x, torch.as_tensor(X4)[[0, 2, 3]])
 
 
@@ -314,6 +315,7 @@ def test_small_classes_are_dropped_only_when_asked():
         data = from_arrays(x, y, min_class_size=2)
     assert data.class_names == ("1", "2")
     assert data.dropped == {"class under min_class_size": 1}
+    assert data.notes == ("rows left out: class under min_class_size 1",)
 
 
 def test_labels_that_cannot_reach_the_features_device_are_refused():
