@@ -42,7 +42,7 @@ from otdd_flash.sinkhorn import (
     divergence,
     report_convergence,
 )
-from otdd_flash.types import LabeledDataset, Potentials
+from otdd_flash.types import LabeledDataset, Potentials, notes_of
 
 log = logging.getLogger("otdd_flash")
 
@@ -412,8 +412,7 @@ def _result(
     mean_cost: float,
     clock: dict[str, float],
 ) -> DistanceResult:
-    # two parts of one set say the same things of it: once is enough
-    notes = list(dict.fromkeys(f"{side.name}: {note}" for side in (source, target) for note in side.notes))
+    notes = list(notes_of(source, target))
     smallest = min(source.n, target.n)
     if smallest < SMALL_SAMPLE:
         notes.append(f"small sample: {smallest} points; the value moves with the draw, compare several seeds")

@@ -117,3 +117,8 @@ class LabeledDataset:
 
     def __repr__(self) -> str:
         return f"LabeledDataset({self.name!r}, n={self.n}, d={self.d}, classes={self.num_classes})"
+
+
+def notes_of(*sides: LabeledDataset) -> tuple[str, ...]:
+    """The notes of all sides, each with the name of its set; two parts of one set say the same things of it once."""
+    return tuple(dict.fromkeys(f"{side.name}: {note}" for side in sides for note in side.notes))

@@ -11,7 +11,7 @@ from otdd_flash.cli.data import features_row, load_side, make_features, side_tit
 from otdd_flash.cli.output import Row, check_format, emit, write_json
 from otdd_flash.cli.selection_config import CheckConfig
 from otdd_flash.cli.tasks import Job
-from otdd_flash.errors import DistributionShiftError
+from otdd_flash.errors import DistributionShiftError, NotConvergedError
 
 if TYPE_CHECKING:
     from otdd_flash.selection.check import CheckResult
@@ -22,6 +22,7 @@ def run(config: CheckConfig, job: Job) -> None:
 
     Raises:
         DistributionShiftError: the gate was exceeded; after the result was printed and written. Exit code 3.
+        NotConvergedError: under ``strict``, likewise, and first: exit code 4.
     """
     check_format(config.output.format)
     from otdd_flash.selection.check import check
@@ -31,24 +32,27 @@ def run(config: CheckConfig, job: Job) -> None:
     reference, batch, done = make_features(config.features, device, False).apply(*loaded)
     result = check(reference.to(device), batch.to(device), cache=config.cache, seed=config.seed, **asdict(config.gate))
     record = {"task": "check", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
-    rows = _rows(result, features_row(done))
+    rows = _rows(result, config.gate.tol, features_row(done))
     if config.output.files:
         write_json(record, job.folder / "result.json")
         rows.append(("files", str(job.folder)))
     title = f"{side_title(batch, config.target)} against {side_title(reference, config.source)}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    if config.strict and not result.converged:
+        raise NotConvergedError(f"not converged: {result.accuracy(config.gate.tol)}")
     if result.exceeded:
         raise DistributionShiftError(result.summary())
 
 
-def _rows(result: CheckResult, features: str | None) -> list[Row]:
-    gate = f"p <= {result.alpha:g}" if result.threshold is None else f"value > {result.threshold:g}"
+def _rows(result: CheckResult, tol: float, features: str | None) -> list[Row]:
     p_value = "none" if result.p_value is None else f"{result.p_value:.4g}  ({result.permutations} permutations)"
     rows = [
-        ("gate", f"{'EXCEEDED' if result.exceeded else 'kept'}  ({gate})"),
-        ("value", f"{result.value:.6g}  (squared distance, debiased)"),
+        ("result", result.verdict),
         ("p-value", p_value),
+        *([("p by part", _parts(result))] if len(result.parts) > 1 else []),
+        ("value", f"{result.value:.6g}  (squared distance, debiased)"),
         ("null", _null(result)),
+        ("converged", f"{'yes' if result.converged else 'NO'}  ({result.accuracy(tol)})"),
         ("n x m", f"{result.n} x {result.m}  (of {result.seen[0]} and {result.seen[1]})"),
         ("epsilon", f"{result.epsilon:.6g}"),
         *([] if features is None else [("features", features)]),
@@ -56,7 +60,12 @@ def _rows(result: CheckResult, features: str | None) -> list[Row]:
     for name, classes in (("new classes", result.new_classes), ("missing classes", result.missing_classes)):
         if classes:
             rows.append((name, ", ".join(classes)))
-    return rows
+    return [*rows, ("notes", "\n".join(result.notes))] if result.notes else rows
+
+
+def _parts(result: CheckResult) -> str:
+    """Where a drift is, if there is one."""
+    return ", ".join(f"{name} {p_value:.4g}" for name, p_value in result.parts.items())
 
 
 def _null(result: CheckResult) -> str:

@@ -42,7 +42,9 @@ def report(program: str, error: BaseException, *, full: bool = False) -> ExitCod
         traceback.print_exception(error)
     message = " ".join(_text(error).split())
     hint = f" (see '{program} --help')" if code == ExitCode.USAGE else ""
-    sys.stderr.write(f"{program}: error: {message}{hint}\n")
+    # drift is what was asked for, not something that went wrong
+    kind = "" if code == ExitCode.EXCEEDED else "error: "
+    sys.stderr.write(f"{program}: {kind}{message}{hint}\n")
     return code
 
 

@@ -48,16 +48,21 @@ class GateConfig:
     """Exceeded where the p-value is at most alpha."""
     threshold: float | None = None
     """Gate on the value instead of the p-value."""
+    new_classes: str = "fail"
+    """fail, a class that the reference never had exceeds the gate, or allow."""
     permutations: int = 199
     relative_epsilon: float = 0.1
     label_distance: str | None = "gaussian_diag"
+    """null for features alone."""
     feature_weight: float = 1.0
     label_weight: float = 1.0
     max_samples: int = 500
     """Samples of each side that enter the test."""
     tol: float = 1e-3
+    max_iterations: int = 1000
     null: str = "pooled"
-    """pooled, exact and solved for every batch; or reference, solved once for a size of batch and kept in cache."""
+    """pooled, solved for every batch; or reference, solved once for a size of batch and kept in cache, with the pooled
+    one for batches that it does not clear."""
 
 
 @dataclass
@@ -67,6 +72,8 @@ class CheckConfig(DataConfig):
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    strict: bool = False
+    """Exit code 4 when the result is not converged, whatever the gate says."""
     cache: str | None = "default"
     """Folder of the values of gate.null=reference; default is $OTDD_CACHE/checks or ~/.cache/otdd_flash/checks, null
     stores none."""

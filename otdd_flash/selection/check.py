@@ -1,10 +1,10 @@
 """Are two labelled samples from the same distribution? A divergence with a permutation p-value, and a gate on it.
 
-The statistic is the debiased divergence for ``C = w_x |x - x'|^2 + w_y W[l, l']`` on the pooled sample. Classes are
-matched by name, and ``W`` and epsilon are functions of the pooled sample alone: under the null hypothesis the samples
-are then exchangeable, and the p-value ``(1 + #{permuted >= observed}) / (1 + B)`` is exact at every sample size
-(Phipson and Smyth 2010), whether or not the solver has converged. Values of splits of the reference alone
-(:mod:`otdd_flash.selection.null`) have the same law under the null hypothesis and do not depend on the batch.
+Classes are matched by name. The statistics (:mod:`otdd_flash.selection.parts`), class distances and epsilon among them,
+are functions of the pooled sample and its split: under the null hypothesis the samples are exchangeable, and the
+p-value ``(1 + #{permuted >= observed}) / (1 + B)`` is exact at every sample size (Phipson and Smyth 2010), whether or
+not the solver has converged. Splits of the reference alone (:mod:`otdd_flash.selection.null`) have nearly the same law
+and do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.errors import DistributionShiftError
+from otdd_flash.errors import DistributionShiftError, NotConvergedError, NotConvergedWarning
 from otdd_flash.selection.gate import CheckOptions, CheckResult
-from otdd_flash.selection.null import ReferenceNull
-from otdd_flash.selection.permutation import Statistics, split_divergences, split_weights
-from otdd_flash.selection.pooled import epsilon_of, pool, pooled_cost, squared_distances
+from otdd_flash.selection.null import NullStatistics, ReferenceNull
+from otdd_flash.selection.parts import SplitStatistics, p_values, split_statistics
+from otdd_flash.selection.pooled import pool
 from otdd_flash.selection.reservoir import Reservoir
-from otdd_flash.types import LabeledDataset
+from otdd_flash.types import LabeledDataset, notes_of
+
+_POOL = 10  # rows of the reference that samples are drawn from, in units of max_samples
 
 
 class DriftCheck:
@@ -33,10 +35,14 @@ class DriftCheck:
 
     Batches are pooled until :meth:`reset`. Of more than ``max_samples`` rows a uniform sample is kept, which depends on
     the rows' order alone and not on how they were cut into batches: the number is that of :func:`check` on the whole.
-    (Weights are relative to the mean of their own batch.)
+    (Weights are relative to the mean of their own batch.) Of a larger reference every batch is compared with a sample
+    of its own: one sample for all would let each batch see the same accidents of that draw.
+
+    Under ``null="reference"`` a batch is compared with samples of the reference alone first. If they do not clear it,
+    the pooled null decides, and the p-value is the larger of the two: the level is that of the exact test.
 
     Args:
-        reference: the trusted sample; its distances are computed once.
+        reference: the trusted sample.
         options: all choices.
         cache: folder that keeps the values of ``null="reference"`` by content; ``None`` keeps none, ``"default"`` is
             ``$OTDD_CACHE/checks`` or ``~/.cache/otdd_flash/checks``.
@@ -54,19 +60,17 @@ class DriftCheck:
         self.options = replace(options or CheckOptions(), **overrides)
         if not isinstance(reference, LabeledDataset):
             raise TypeError(f"reference must be a LabeledDataset, got {type(reference).__name__}: see from_arrays")
-        kept = Reservoir(self.options.max_samples, f"reference {self.options.seed}")
+        kept = Reservoir(_POOL * self.options.max_samples, f"reference {self.options.seed}")
         kept.add(reference)
         self.reference = kept.dataset(reference.name)
-        self._null = ReferenceNull(reference, self.options, cache) if self.options.null == "reference" else None
-        self._reference_seen = kept.seen
-        self._center = self.reference.x.to(torch.float64).mean(0)
-        x = self._moved(self.reference.x)
-        self._within = squared_distances(x, x).fill_diagonal_(0.0)
+        self._classes, self._seen, self._notes = set(kept.names), kept.seen, notes_of(reference)
+        self._null = ReferenceNull(self.reference, self.options, cache) if self.options.null == "reference" else None
         self.reset()
 
     def reset(self) -> None:
         """Forget all batches."""
         self._batches = Reservoir(self.options.max_samples, f"batch {self.options.seed}")
+        self._batch_notes: dict[str, None] = {}
         self._name = "batch"
 
     def update(self, x: Any, y: Any = None, *, class_names: Any = None) -> DriftCheck:
@@ -80,6 +84,7 @@ class DriftCheck:
         if x.d != self.reference.d:
             raise ValueError(f"the batch has {x.d} features, the reference {self.reference.d}")
         self._name = x.name
+        self._batch_notes.update(dict.fromkeys(notes_of(x)))
         self._batches.add(x.to(self.reference.x.device))
         return self
 
@@ -87,80 +92,107 @@ class DriftCheck:
         """Compare all rows since the last reset with the reference.
 
         Raises:
-            ValueError: no batch yet.
+            ValueError: no batch yet, or one as large as a reference that is to give the null.
+            NotConvergedError: under ``strict``.
         """
         if self._batches.seen == 0:
             raise ValueError("no batch to check: call update first")
         batch = self._batches.dataset(self._name)
-        if self._null is not None and self.options.permutations:
-            return self._against_reference(batch, self._null)
-        pooled = pool(self.reference, batch)
-        cost = pooled_cost(pooled, self._features(batch), self.options)
-        weights = pooled.normalised_weights
-        epsilon = epsilon_of(weights, cost, self.options)
-        a, b = split_weights(weights, self.reference.n, self.options.permutations, self.options.seed)
-        found = split_divergences(cost, a, b, epsilon, tol=self.options.tol)
-        return self._result(self.reference, batch, found, epsilon)
+        sample = self._sample(batch)
+        result = self._against_reference(sample, batch) if self.options.permutations else None
+        if result is None:
+            result = self._pooled(sample, batch)
+        elif result.threshold is None and result.p_value <= self.options.alpha:
+            exact = self._pooled(sample, batch)
+            p_value = max(exact.p_value, result.p_value)
+            result = replace(exact, p_value=p_value, exceeded=self._exceeded(exact.value, p_value))
+        self._report(result)
+        return result
 
-    def _against_reference(self, batch: LabeledDataset, null: ReferenceNull) -> CheckResult:
+    def _sample(self, batch: LabeledDataset) -> LabeledDataset:
+        """The rows of the reference that this batch is compared with."""
+        n, rows = self.options.max_samples, self.reference
+        if self._null is not None:
+            n = min(n, rows.n - batch.n)
+            if n < 2:
+                raise ValueError(
+                    f"null='reference' splits the reference into a sample and a batch of {batch.n} rows: it has "
+                    f"{rows.n}; give a larger reference, or take null='pooled'"
+                )
+        if n >= rows.n:
+            return rows
+        # of the features alone: how a stream was cut changes the order of its classes
+        content = replace(batch, y=torch.zeros_like(batch.y), class_names=("any",), weights=None).fingerprint
+        generator = torch.Generator().manual_seed(self.options.seed ^ int(content[:15], 16))
+        return rows.subset(torch.randperm(rows.n, generator=generator)[:n].sort().values)
+
+    def _pooled(self, sample: LabeledDataset, batch: LabeledDataset) -> CheckResult:
+        options = self.options
+        found = split_statistics(
+            pool(sample, batch), sample.n, options, permutations=options.permutations, seed=options.seed
+        )
+        return self._result(sample, batch, found)
+
+    def _against_reference(self, sample: LabeledDataset, batch: LabeledDataset) -> CheckResult | None:
         """One problem for the batch; the rest was solved before."""
-        sample, pooled = null.sample(batch.n), pool(null.rows, batch)
-        rows = torch.cat([torch.arange(sample.n), torch.arange(null.rows.n, pooled.n)]).to(pooled.x.device)
-        x = self._moved(pooled.x[rows])
-        cost = pooled_cost(pooled, squared_distances(x, x).fill_diagonal_(0.0), self.options, rows)
-        weights = pooled.normalised_weights[rows] / pooled.normalised_weights[rows].sum()
-        epsilon = epsilon_of(weights, cost, self.options)
-        found = split_divergences(cost, *split_weights(weights, sample.n, 0, 0), epsilon, tol=self.options.tol)
-        known = null.statistics(batch.n)
-        joined = Statistics(
-            torch.cat([found.values, known.values.to(found.values)]), max(found.marginal_error, known.marginal_error),
-            max(found.iterations, known.iterations),
-        )  # fmt: skip
-        return self._result(sample, batch, joined, epsilon, cached=known.cached)
+        if self._null is None:
+            return None
+        observed = split_statistics(pool(sample, batch), sample.n, self.options, permutations=0, seed=0)
+        known = self._null.statistics(sample.n, batch.n)
+        parts = {name: torch.cat([values, known.parts[name].to(values)]) for name, values in observed.parts.items()}
+        distance = replace(
+            observed.distance,
+            marginal_error=max(observed.distance.marginal_error, known.marginal_error),
+            iterations=max(observed.distance.iterations, known.iterations),
+        )
+        return self._result(sample, batch, replace(observed, parts=parts, distance=distance), known)
 
-    def _moved(self, x: Tensor) -> Tensor:
-        return x.to(torch.float64) - self._center
-
-    def _features(self, batch: LabeledDataset) -> Tensor:
-        """``(N, N)`` squared feature distances; the block within the reference is the stored one."""
-        x, y = self._moved(self.reference.x), self._moved(batch.x)
-        across = squared_distances(x, y)
-        within = squared_distances(y, y).fill_diagonal_(0.0)
-        return torch.cat([torch.cat([self._within, across], 1), torch.cat([across.T, within], 1)])
+    def _exceeded(self, value: float, p_value: float | None) -> bool:
+        """Whether the gate is, by the numbers or by classes that the reference never had."""
+        options = self.options
+        if options.new_classes == "fail" and set(self._batches.names) - self._classes:
+            return True
+        if options.threshold is not None:
+            return value > options.threshold
+        return p_value is not None and p_value <= options.alpha
 
     def _result(
-        self,
-        reference: LabeledDataset,
-        batch: LabeledDataset,
-        found: Statistics,
-        epsilon: float,
-        *,
-        cached: bool = False,
+        self, sample: LabeledDataset, batch: LabeledDataset, found: SplitStatistics, known: NullStatistics | None = None
     ) -> CheckResult:
-        values = found.values
-        options, observed, permuted = self.options, float(values[0]), values[1:]
-        p_value, null = None, {}
-        if len(permuted):
-            # equal splits may differ in their last digits: those count as equal
-            slack = 1e-10 * max(abs(observed), epsilon)
-            reached = int((permuted >= observed - slack).sum())
-            p_value = (1 + reached) / (1 + len(permuted))
-            levels = torch.tensor([0.5, 0.95, 0.99], dtype=values.dtype, device=values.device)
-            quantiles = torch.quantile(permuted, levels).tolist()
-            null = {"mean": float(permuted.mean()), **dict(zip(("q50", "q95", "q99"), quantiles, strict=True))}
-        if options.threshold is not None:
-            exceeded = observed > options.threshold
-        else:
-            exceeded = p_value is not None and p_value <= options.alpha
-        ours, theirs = set(reference.class_names), set(batch.class_names)
+        options, theirs = self.options, set(self._batches.names)
+        observed, error, permuted = found.first.value, found.first.error, found.parts["distance"][1:]
+        p_value, alone = p_values(found.parts, found.units) if len(permuted) else (None, {})
+        known_well = error <= options.accuracy * max(abs(observed), found.epsilon)
         return CheckResult(
-            value=observed, root=math.sqrt(max(observed, 0.0)), p_value=p_value, exceeded=exceeded,
-            alpha=options.alpha, threshold=options.threshold, null=null, permutations=len(permuted), epsilon=epsilon,
-            converged=found.marginal_error <= options.tol, marginal_error=found.marginal_error,
-            iterations=found.iterations, n=reference.n, m=batch.n, seen=(self._reference_seen, self._batches.seen),
-            names=(self.reference.name, batch.name), new_classes=tuple(sorted(theirs - ours)),
-            missing_classes=tuple(sorted(ours - theirs)), seed=options.seed, null_of=options.null, null_cached=cached,
+            value=observed, root=math.sqrt(max(observed, 0.0)), p_value=p_value, parts=alone,
+            exceeded=self._exceeded(observed, p_value), alpha=options.alpha, threshold=options.threshold,
+            null=_quantiles(permuted), permutations=len(permuted), epsilon=found.epsilon,
+            converged=known_well and found.distance.marginal_error <= options.tol, error=error,
+            marginal_error=found.distance.marginal_error, iterations=found.distance.iterations, n=sample.n, m=batch.n,
+            seen=(self._seen, self._batches.seen), names=(self.reference.name, batch.name),
+            new_classes=tuple(sorted(theirs - self._classes)), new_classes_fail=options.new_classes == "fail",
+            missing_classes=tuple(sorted(self._classes - theirs)), seed=options.seed,
+            null_of="pooled" if known is None else "reference", null_cached=known is not None and known.cached,
+            notes=tuple(dict.fromkeys([*self._notes, *self._batch_notes])),
         )  # fmt: skip
+
+    def _report(self, result: CheckResult) -> None:
+        """Say that a result is not converged."""
+        if result.converged:
+            return
+        message = f"not converged: {result.accuracy(self.options.tol)}"
+        if self.options.strict:
+            raise NotConvergedError(message)
+        warnings.warn(message, NotConvergedWarning, stacklevel=3)
+
+
+def _quantiles(permuted: Tensor) -> dict[str, float]:
+    """Mean and quantiles of the values under the null hypothesis."""
+    if not len(permuted):
+        return {}
+    levels = torch.tensor([0.5, 0.95, 0.99], dtype=permuted.dtype, device=permuted.device)
+    quantiles = torch.quantile(permuted, levels).tolist()
+    return {"mean": float(permuted.mean()), **dict(zip(("q50", "q95", "q99"), quantiles, strict=True))}
 
 
 def check(
@@ -192,6 +224,7 @@ def check(
 
     Raises:
         ValueError: widths that differ, options that do not fit.
+        NotConvergedError: under ``strict``.
     """
     return DriftCheck(reference, options=options, cache=cache, **overrides).update(batch).compute()
 

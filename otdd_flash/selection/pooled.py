@@ -22,20 +22,17 @@ def pool(reference: LabeledDataset, batch: LabeledDataset) -> LabeledDataset:
     return LabeledDataset(x=x, y=torch.cat(y), class_names=names, weights=weights, name="pooled")
 
 
-def pooled_cost(pooled: LabeledDataset, features: Tensor, options: CheckOptions, rows: Tensor | None = None) -> Tensor:
-    """``(N, N)`` cost from squared feature distances, class distances from all of ``pooled``; of ``rows`` alone."""
-    cost = options.feature_weight * features
-    y = pooled.y if rows is None else pooled.y[rows]
-    if options.label_distance is None or options.label_weight == 0:
-        return cost
+def pooled_cost(pooled: LabeledDataset, features: Tensor, options: CheckOptions) -> Tensor:
+    """``(N, N)`` cost from weighted squared feature distances, with the distances between the pooled classes."""
+    if not options.sees_labels:
+        return features
     table = label_distances(pooled, pooled, method=options.label_distance).source_source
-    return cost + options.label_weight * table.to(cost)[y][:, y]
+    return features + options.label_weight * table.to(features)[pooled.y][:, pooled.y]
 
 
-def epsilon_of(weights: Tensor, cost: Tensor, options: CheckOptions) -> float:
+def relative_epsilon(mean_cost: float, options: CheckOptions) -> float:
     """The fraction of the mean cost that the options ask for."""
-    mean = float(weights @ cost @ weights)
-    return options.relative_epsilon * mean if mean > 0 else 1.0
+    return options.relative_epsilon * mean_cost if mean_cost > 0 else 1.0
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import otdd_flash
@@ -42,13 +44,16 @@ def test_number_is_the_librarys(otdd: Command) -> None:
     assert record["p_value"] == found.p_value == 1 / 40
     assert record["missing_classes"] == ["3", "4", "5", "6", "7", "8", "9"]
     (line,) = outcome.errors
-    assert line.startswith("otdd check: error: digits against digits: divergence")
+    assert line.startswith("otdd check: digits against digits: DRIFT: p = 0.025 is at most alpha = 0.05 (divergence ")
 
 
 def test_table_and_files(otdd: Command, tmp_path: Path) -> None:
     outcome = otdd("check", *SAME)
     assert outcome.code == 0, outcome.err
-    assert "gate     kept  (p <= 0.05)" in outcome.out
+    assert re.search(r"^result +no drift found: p = [\d.]+ is above alpha = 0\.05$", outcome.out, re.M)
+    assert re.search(r"^p by part +distance [\d.]+, classes [\d.]+, frequencies [\d.]+, neighbors", outcome.out, re.M)
+    assert re.search(r"^converged +yes  \(marginal error ", outcome.out, re.M)
+    assert not outcome.errors
     (written,) = tmp_path.glob("outputs/check/*/*/result.json")
     assert json.loads(written.read_text())["exceeded"] is False
 
@@ -58,6 +63,42 @@ def test_threshold_and_usage(otdd: Command) -> None:
     assert otdd("check", *OTHER, "gate.threshold=0.001", "gate.permutations=0").code == 3
     assert otdd("check", *SAME, "gate.alpah=0.1").code == 2
     assert otdd("check", *SAME, "gate.alpha=0.001").code == 1, "39 permutations cannot give that p-value"
+
+
+def test_new_classes_fail_unless_allowed(otdd: Command) -> None:
+    """Twelve rows of 600 of a class that the reference never had: no statistic sees them, but the gate does."""
+    rng = np.random.default_rng(0)
+    for name, rows, strange in (("trusted", 600, 0), ("batch", 600, 12)):
+        y = rng.choice(["a", "b"], rows)
+        y[:strange] = "new"
+        np.savez(f"{name}.npz", x=rng.normal(size=(rows, 3)), y=y)
+    arguments = ("check", "source=npz", "source.path=trusted.npz", "target=npz", "target.path=batch.npz")
+    found = otdd(*arguments, *QUICK[1:], "gate.max_samples=150")
+    assert found.code == 3
+    assert "classes that the reference never had: new; p = " in found.errors[0]
+    assert otdd(*arguments, *QUICK[1:], "gate.max_samples=150", "gate.new_classes=allow").code == 0
+
+
+def test_a_result_that_is_not_converged_is_said(otdd: Command) -> None:
+    loose = ("check", *OTHER, "gate.max_iterations=2")
+    outcome = otdd(*loose)
+    assert outcome.code == 3
+    assert re.search(r"^converged +NO  \(marginal error .* raise max_iterations", outcome.out, re.M)
+    assert "not converged: marginal error" in outcome.err
+    strict = otdd(*loose, "strict=true")
+    assert strict.code == 4
+    assert strict.out.splitlines()[2:4] == outcome.out.splitlines()[2:4]
+    assert strict.errors[-1].startswith("otdd check: error: not converged: marginal error")
+    assert otdd("check", *SAME, "strict=true").code == 0
+
+
+def test_rows_that_were_left_out_are_in_the_notes(otdd: Command) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{x:.3f},{'' if i < 3 else 'ab'[i % 2]}" for i, x in enumerate(rng.normal(size=60))]
+    Path("batch.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    outcome = otdd("check", "source=csv", "source.path=batch.csv", "target=csv", "target.path=batch.csv", *QUICK)
+    assert outcome.code == 0, outcome.err
+    assert "batch: rows left out: unlabelled 3" in outcome.out
 
 
 def test_null_of_the_reference_is_kept(otdd: Command, tmp_path: Path) -> None:
