@@ -6,12 +6,16 @@ import itertools
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import otdd_flash as otdd
 from otdd_flash import reference
+from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.selection import parts
 from otdd_flash.selection.check import DriftCallback, DriftCheck
+from otdd_flash.selection.parts import SplitStatistics
 from otdd_flash.selection.permutation import split_divergences, split_weights
 from otdd_flash.selection.pooled import squared_distances
 from otdd_flash.selection.reservoir import Reservoir
@@ -51,27 +55,166 @@ def test_splits_are_uniform() -> None:
 def test_p_value_agrees_with_all_splits() -> None:
     """8 points have 70 splits in halves: the permutation p-value estimates the share of those at least as large."""
     first, second = draw(4, 3), draw(4, 8, shift=2.0)
-    found = otdd.check(first, second, permutations=1999, label_distance=None, tol=1e-8)
+    found = otdd.check(first, second, permutations=1999, label_distance=None, tol=1e-6)
     x = torch.cat([first.x, second.x])
     cost = squared_distances(x, x)
     sides = torch.zeros(8, 70, dtype=torch.float64)
     for k, half in enumerate(itertools.combinations(range(8), 4)):
         sides[list(half), k] = 0.25
-    everything = split_divergences(cost, sides, 0.25 - sides, found.epsilon, tol=1e-8).values
+    everything = split_divergences(cost, sides, 0.25 - sides, found.epsilon, tol=1e-6).values
     assert found.value == pytest.approx(float(everything[0]), rel=1e-6)
     exact = float((everything >= everything[0] * (1 - 1e-9)).double().mean())
     assert found.p_value == pytest.approx(exact, abs=4 * (exact * (1 - exact) / 1999) ** 0.5 + 1e-3)
 
 
+def all_splits(pooled: LabeledDataset, monkeypatch: pytest.MonkeyPatch) -> SplitStatistics:
+    """Statistics of all splits of eight points in halves."""
+    side = torch.zeros(8, 70, dtype=torch.bool)
+    for k, half in enumerate(itertools.combinations(range(8), 4)):
+        side[list(half), k] = True
+    weights = pooled.normalised_weights[:, None]
+    a, b = (weights * part for part in (side, ~side))
+    monkeypatch.setattr(parts, "split_weights", lambda *_: (a / a.sum(0), b / b.sum(0)))
+    return parts.split_statistics(pooled, 4, otdd.CheckOptions(), permutations=69, seed=0)
+
+
+@pytest.mark.parametrize("weights", [None, [1, 2, 1, 1, 3, 1, 1, 2]])
+def test_the_level_is_exact_over_all_splits(weights: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the 70 splits of a pooled sample is the observed one: p <= t for at most the share t of them."""
+    pooled = draw(8, 2)
+    pooled = otdd.from_arrays(pooled.x, pooled.y, weights=weights)
+    found = all_splits(pooled, monkeypatch)
+    assert set(found.parts) == {"distance", "classes", "frequencies", "neighbors"}
+    orders = [torch.tensor([k, *(i for i in range(70) if i != k)]) for k in range(70)]
+    p = [parts.p_values({n: v[o] for n, v in found.parts.items()}, found.units)[0] for o in orders]
+    for t in set(p):
+        assert sum(value <= t + 1e-12 for value in p) / 70 <= t + 1e-12
+    assert min(p) < 2.5 / 70, "the largest split of all and, by symmetry, its mirror image"
+
+
+def test_statistics_do_not_depend_on_the_order_of_rows() -> None:
+    """Equal samples are equally near: which of them stands first must not decide who is a neighbor."""
+    pooled = draw(30, 0)
+    x = pooled.x.round()  # many ties
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    found = []
+    for rows in (torch.arange(30), order):
+        moved, classes = x[rows], torch.nn.functional.one_hot(pooled.y[rows]).double()
+        distances = squared_distances(moved, moved)
+        found.append(parts.neighbor_surprise(distances, classes, torch.full((30,), 1 / 30, dtype=torch.float64)))
+    torch.testing.assert_close(found[0][order], found[1])
+
+
 def test_p_values_are_uniform_under_the_null() -> None:
-    """200 runs: at most 19 rejections at 0.05 and at least 2 (binomial, one in a thousand on either side)."""
+    """150 runs: rates within binomial bounds, one in a thousand on either side."""
     scipy = pytest.importorskip("scipy.stats")
-    p = [otdd.check(draw(20, 2 * s), draw(20, 2 * s + 1), permutations=39, seed=s).p_value for s in range(200)]
-    assert all(round(value * 40) == pytest.approx(value * 40) for value in p)
-    low, high = scipy.binom.ppf([0.001, 0.999], 200, 0.05)
-    assert low <= sum(value <= 0.05 for value in p) <= high
-    low, high = scipy.binom.ppf([0.001, 0.999], 200, 0.5)
-    assert low <= sum(value <= 0.5 for value in p) <= high
+    p = [otdd.check(draw(15, 2 * s), draw(15, 2 * s + 1), permutations=19, seed=s).p_value for s in range(150)]
+    assert all(round(value * 20) == pytest.approx(value * 20) for value in p)
+    for level in (0.05, 0.5):
+        low, high = scipy.binom.ppf([0.001, 0.999], 150, level)
+        assert low <= sum(value <= level for value in p) <= high
+
+
+def test_exchanged_names_are_seen() -> None:
+    """The pooled sample's distance between the two classes vanishes; the classes by name are what sees it."""
+    reference_set, batch = draw(80, 0), draw(80, 1)
+    found = otdd.check(reference_set, replace(batch, class_names=("1", "0", "2")), permutations=99)
+    assert found.p_value == found.parts["classes"] == 0.01
+    assert otdd.check(reference_set, batch, permutations=99).p_value > 0.05
+
+
+def test_shuffled_labels_are_seen() -> None:
+    reference_set, batch = draw(150, 2), draw(150, 1)
+    y = batch.y.clone()
+    y[:15] = (y[:15] + 1) % 3
+    found = otdd.check(reference_set, replace(batch, y=y), permutations=99)
+    assert found.exceeded
+    assert found.parts["neighbors"] <= 0.02
+    assert not otdd.check(reference_set, batch, permutations=99).exceeded
+
+
+def test_class_frequencies_are_seen() -> None:
+    batch = draw(100, 1)
+    rows = torch.cat([(batch.y == 1).nonzero()[:6, 0], (batch.y != 1).nonzero()[:, 0]])
+    found = otdd.check(draw(100, 0), batch.subset(rows), permutations=99)
+    assert found.exceeded
+    assert found.parts["frequencies"] <= 0.02
+
+
+def test_a_side_without_a_common_class() -> None:
+    """No class can be compared with itself: that part is silent, the others are not."""
+    data = draw(60, 0)
+    low, high = (data.subset((data.y != 2).nonzero()[:, 0]), data.subset((data.y == 2).nonzero()[:, 0]))
+    found = otdd.check(low, high, permutations=39, new_classes="allow")
+    assert found.exceeded
+    assert found.parts["classes"] == 1.0
+    assert found.parts["frequencies"] == 1 / 40
+
+
+def test_a_new_class_fails_unless_it_is_allowed() -> None:
+    """Looked for among all rows, not among those drawn; and a class of the reference is known, drawn or not."""
+    y = torch.zeros(300, dtype=torch.int64)
+    y[7] = 1
+    rare = otdd.from_arrays(draw(300, 0).x, y)
+    plain = otdd.from_arrays(draw(300, 1).x, torch.zeros(300))
+    settings = {"max_samples": 20, "permutations": 19}
+    plain = replace(plain, class_names=("0",))
+    found = otdd.check(plain, rare, **settings)
+    assert (found.exceeded, found.new_classes) == (True, ("1",))
+    assert "DRIFT: classes that the reference never had: 1; p = " in found.summary()
+    assert otdd.check(plain, rare, threshold=1e9, **settings).exceeded
+    allowed = otdd.check(plain, rare, new_classes="allow", **settings)
+    assert (allowed.exceeded, allowed.new_classes, allowed.p_value) == (allowed.p_value <= 0.05, ("1",), found.p_value)
+    back = otdd.check(rare, plain, **settings)
+    assert (back.new_classes, back.missing_classes) == ((), ("1",))
+
+
+def test_convergence_is_said() -> None:
+    a, b = draw(60, 0), draw(60, 1, shift=1.0)
+    with pytest.warns(NotConvergedWarning, match=r"not converged: marginal error .* raise max_iterations"):
+        found = otdd.check(a, b, permutations=19, max_iterations=1)
+    assert not found.converged
+    assert found.summary().endswith("NOT converged)")
+    with pytest.raises(NotConvergedError, match="p-value is exact all the same"):
+        otdd.check(a, b, permutations=19, max_iterations=1, strict=True)
+    assert otdd.check(a, b, permutations=19, strict=True).converged
+
+
+def two_groups(left: float, right: float, epsilon: float) -> float:
+    """``OT_eps`` of masses at 0 and 10: the least over the mass that stays at 0, the plan's only free number."""
+    optimize = pytest.importorskip("scipy.optimize")
+    product = np.outer([left, 1 - left], [right, 1 - right])
+
+    def value(stays: float) -> float:
+        plan = np.array([[stays, left - stays], [right - stays, 1 - left - right + stays]])
+        logs = np.log(np.maximum(plan, 1e-300) / product)
+        return float(100 * (plan[0, 1] + plan[1, 0]) + epsilon * (plan * logs).sum())
+
+    return optimize.minimize_scalar(value, bounds=(0, min(left, right)), options={"xatol": 1e-14}).fun
+
+
+@pytest.mark.filterwarnings("ignore:not converged")
+def test_the_stated_error_holds_the_optimal_value() -> None:
+    """Two groups of nearly equal mass: the marginals are met to 1e-3 while the missing mass is most of the value."""
+    a = otdd.from_arrays([[0.0]] * 50 + [[10.0]] * 50, [0] * 100)
+    b = otdd.from_arrays([[0.0]] * 50 + [[10.0]] * 51, [0] * 101)
+    found = otdd.check(a, b, permutations=0, threshold=1.0, label_distance=None, relative_epsilon=0.02)
+    truth = two_groups(0.5, 50 / 101, found.epsilon)
+    truth -= (two_groups(0.5, 0.5, found.epsilon) + two_groups(50 / 101, 50 / 101, found.epsilon)) / 2
+    assert abs(found.value - truth) <= found.error * (1 + 1e-5), "the truth is itself found numerically"
+    assert not found.converged
+    assert "lower tol or raise relative_epsilon" in found.accuracy(1e-3)
+    easy = otdd.check(draw(40, 0), draw(40, 1), permutations=0, threshold=1.0)
+    exact = otdd.check(draw(40, 0), draw(40, 1), permutations=0, threshold=1.0, tol=1e-7, max_iterations=5000)
+    assert abs(easy.value - exact.value) <= easy.error <= 0.01 * max(easy.value, easy.epsilon)
+
+
+def test_rows_that_were_left_out_are_in_the_notes() -> None:
+    a = otdd.from_arrays(draw(30, 0).x, [-1, *([0, 1] * 15)[1:]], name="trusted")
+    b = otdd.from_arrays(draw(30, 1).x, [0, None, *([0, 1] * 14)], name="batch")
+    found = otdd.check(a, b, permutations=19)
+    assert found.notes == ("trusted: rows left out: unlabelled 1", "batch: rows left out: unlabelled 1")
+    assert otdd.dataset_distance(a, b).notes[:2] == found.notes
 
 
 @pytest.mark.parametrize("kind", ["features", "labels", "priors"])
@@ -92,7 +235,7 @@ def test_drift_is_found(kind: str) -> None:
 def test_classes_are_matched_by_name() -> None:
     data = draw(60, 0)
     renamed = replace(data, y=2 - data.y, class_names=tuple(reversed(data.class_names)))
-    assert otdd.check(data, renamed, permutations=0, threshold=1.0, tol=1e-9).value == pytest.approx(0, abs=1e-4)
+    assert otdd.check(data, renamed, permutations=0, threshold=1.0).value == pytest.approx(0, abs=1e-3)
     foreign = otdd.check(data, replace(data, class_names=("0", "1", "new")))
     assert foreign.exceeded
     assert (foreign.new_classes, foreign.missing_classes) == (("new",), ("2",))
@@ -169,7 +312,7 @@ def test_weights_count_like_repetition() -> None:
     a, b = draw(15, 0), draw(12, 1)
     doubled = otdd.from_arrays(torch.cat([b.x, b.x[:4]]), torch.cat([b.y, b.y[:4]]))
     weighted = otdd.from_arrays(b.x, b.y, weights=[2.0] * 4 + [1.0] * 8)
-    given = {"permutations": 0, "threshold": 1.0, "label_distance": None, "tol": 1e-9}
+    given = {"permutations": 0, "threshold": 1.0, "label_distance": None}
     epsilons = [otdd.check(a, side, **given).epsilon for side in (doubled, weighted)]
     values = [otdd.check(a, side, **given).value for side in (doubled, weighted)]
     # epsilon is a fraction of the pooled mean cost, where the doubled set has more rows: values are near, not equal

@@ -50,15 +50,15 @@ def heavy(n: int, seed: int) -> LabeledDataset:
 
 @pytest.mark.parametrize("population", [draw, heavy])
 def test_level_is_kept_where_references_and_batches_are_fresh(population) -> None:
-    """150 runs: at most as many rejections as a right test has in 999 of 1,000 studies."""
+    """40 runs: at most as many rejections as a right test has in 999 of 1,000 studies."""
     scipy = pytest.importorskip("scipy.stats")
     p = [
-        otdd.check(population(80, 2 * s), population(20, 2 * s + 1), cache=None, seed=s, **QUICK).p_value
-        for s in range(150)
+        otdd.check(population(60, 2 * s), population(15, 2 * s + 1), cache=None, seed=s, **QUICK).p_value
+        for s in range(40)
     ]
     for level in (0.025, 0.05):
-        assert sum(value <= level for value in p) <= scipy.binom.ppf(0.999, 150, level), level
-    assert 0.35 < sum(value > 0.5 for value in p) / 150 < 0.65, "what is cleared has nearly uniform p-values"
+        assert sum(value <= level for value in p) <= scipy.binom.ppf(0.999, 40, level), level
+    assert 0.2 < sum(value > 0.5 for value in p) / 40 < 0.8, "what is cleared has nearly uniform p-values"
 
 
 def test_batches_of_one_reference_see_samples_of_their_own() -> None:
@@ -85,7 +85,7 @@ def test_a_batch_that_is_not_cleared_is_tested_by_the_pooled_null(monkeypatch: p
     assert (clean.null_of, clean.exceeded) == ("reference", False)
     assert (found.null_of, found.exceeded) == ("pooled", False)
     assert found.p_value > 0.05
-    assert found.value == clean.value
+    assert found.value == pytest.approx(clean.value, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["features", "labels", "priors"])
@@ -108,13 +108,14 @@ def test_value_and_null_are_those_of_samples_and_their_splits() -> None:
     found = watch.compute()
     sample = watch._sample(batch)
     assert (found.n, found.m, found.seen) == (30, 25, (90, 25))
-    assert found.value == otdd.check(sample, batch, permutations=0, threshold=1.0).value
+    alone = otdd.check(sample, batch, permutations=0, threshold=1.0)
+    assert found.value == pytest.approx(alone.value, rel=1e-9)
     null = watch._null.statistics(30, 25)
     assert {len(values) for values in null.parts.values()} == {39}
     rows = torch.randperm(90, generator=torch.Generator().manual_seed(0))[:55]
     first = split_statistics(reference.subset(rows), 30, watch.options, permutations=3, seed=0)
     for name, values in first.parts.items():
-        assert torch.equal(null.parts[name][:4], values)
+        torch.testing.assert_close(null.parts[name][:4], values)
 
 
 def test_solved_once_and_kept_on_disk(tmp_path: Path, solved: list[int]) -> None:
