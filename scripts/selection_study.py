@@ -1,6 +1,6 @@
-"""Measure sample values, selection, checks and the fast tier on real data.
+"""Measure sample values, selection, what a check costs, and the fast tier on real data.
 
-python scripts/selection_study.py DATA_ROOT [values selection null gate power screening] [--json FILE]
+python scripts/selection_study.py DATA_ROOT [values selection gate screening] [--json FILE]
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -141,34 +140,6 @@ def selection(data_root: Path) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def uniformity(kind: str, p: list[float]) -> Row:
-    from scipy.stats import binomtest, kstest
-
-    rejected = sum(value <= 0.05 for value in p)
-    return {
-        "null": kind, "runs": len(p), "rate at 0.05": rejected / len(p),
-        "rate at 0.10": sum(value <= 0.10 for value in p) / len(p),
-        "binomial p": binomtest(rejected, len(p), 0.05).pvalue, "KS p": float(kstest(p, "uniform").pvalue),
-    }  # fmt: skip
-
-
-def null(data_root: Path) -> Iterator[Row]:
-    """p-values of 200 pairs of disjoint samples of MNIST digits, 100 of each batch: uniform, if the test is right."""
-    kinds = {
-        "pooled": (100, {}), "pooled, features alone": (100, {"label_distance": None}),
-        "reference of 400": (400, {"null": "reference", "max_samples": 100}),
-        "reference of 200": (200, {"null": "reference", "max_samples": 100}),
-    }  # fmt: skip
-    for kind, (rows, settings) in kinds.items():
-        p = []
-        for seed in range(200):
-            both = draw("mnist", rows + 100, seed, data_root)
-            order = torch.randperm(rows + 100, generator=torch.Generator().manual_seed(seed))
-            a, b = both.subset(order[:rows]), both.subset(order[rows:])
-            p.append(otdd.check(a, b, permutations=99, seed=seed, cache=None, **settings).p_value)
-        yield uniformity(kind, p)
-
-
 def gate(data_root: Path) -> Iterator[Row]:
     """Seconds of a check of 500 MNIST samples against 500 of 2,000, 199 permutations, by where its null comes from."""
     both = draw("mnist", 2500, 0, data_root)
@@ -183,36 +154,6 @@ def gate(data_root: Path) -> Iterator[Row]:
             start = time.perf_counter()
             found = otdd.check(a, b, null=null_of, cache=folder)
             yield {"null": kind, "seconds": time.perf_counter() - start, "p": found.p_value, "kept": found.null_cached}
-
-
-def changed(data: LabeledDataset, kind: str, amount: float, seed: int) -> LabeledDataset:
-    """The data with a drift of the given kind."""
-    generator = torch.Generator().manual_seed(seed)
-    hit = torch.rand(data.n, generator=generator) < amount
-    if kind == "noise":
-        return otdd.from_arrays(data.x + amount * torch.randn(data.x.shape, generator=generator), data.y)
-    if kind == "darker":
-        return otdd.from_arrays(data.x * (1 - amount), data.y)
-    if kind == "flipped labels":
-        return otdd.from_arrays(data.x, torch.where(hit, (data.y + 1) % 10, data.y))
-    return data.subset((~(hit & (data.y < 5))).nonzero()[:, 0])
-
-
-def power(data_root: Path) -> Iterator[Row]:
-    """Share of 40 checks of 200 against 200 MNIST samples that exceed alpha = 0.05, by kind and amount of drift."""
-    amounts = {
-        "noise": (0.05, 0.1, 0.2, 0.3), "darker": (0.02, 0.05, 0.1, 0.2), "flipped labels": (0.05, 0.1, 0.2, 0.3),
-        "classes 0-4 thinned": (0.1, 0.2, 0.4, 0.6),
-    }  # fmt: skip
-    for kind, levels in amounts.items():
-        for amount in levels:
-            exceeded = []
-            for seed in range(40):
-                both = draw("mnist", 400, seed, data_root)
-                order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
-                batch = changed(both.subset(order[200:]), kind, amount, seed)
-                exceeded.append(otdd.check(both.subset(order[:200]), batch, permutations=99, seed=seed).exceeded)
-            yield {"drift": kind, "amount": amount, "power": statistics.mean(exceeded)}
 
 
 def rotated(data: LabeledDataset, degrees: float) -> LabeledDataset:
@@ -297,9 +238,7 @@ def recall(quick: Tensor, pairs: list[list[int]], full: list[float]) -> Row:
 PARTS = {
     "values": sample_values,
     "selection": selection,
-    "null": null,
     "gate": gate,
-    "power": power,
     "screening": screening,
 }
 

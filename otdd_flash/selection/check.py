@@ -99,12 +99,11 @@ class DriftCheck:
             raise ValueError("no batch to check: call update first")
         batch = self._batches.dataset(self._name)
         sample = self._sample(batch)
-        result = self._against_reference(sample, batch) if self.options.permutations else None
-        if result is None:
-            result = self._pooled(sample, batch)
-        elif result.threshold is None and result.p_value <= self.options.alpha:
+        quick = self._against_reference(sample, batch)
+        result = self._pooled(sample, batch) if quick is None else quick
+        if quick is not None and quick.threshold is None and (quick.p_value or 0.0) <= quick.alpha:
             exact = self._pooled(sample, batch)
-            p_value = max(exact.p_value, result.p_value)
+            p_value = max(quick.p_value or 0.0, exact.p_value or 0.0)
             result = replace(exact, p_value=p_value, exceeded=self._exceeded(exact.value, p_value))
         self._report(result)
         return result
@@ -135,7 +134,7 @@ class DriftCheck:
 
     def _against_reference(self, sample: LabeledDataset, batch: LabeledDataset) -> CheckResult | None:
         """One problem for the batch; the rest was solved before."""
-        if self._null is None:
+        if self._null is None or not self.options.permutations:
             return None
         observed = split_statistics(pool(sample, batch), sample.n, self.options, permutations=0, seed=0)
         known = self._null.statistics(sample.n, batch.n)
