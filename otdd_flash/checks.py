@@ -53,10 +53,10 @@ def check_count(name: str, value: Any, *, optional: bool = False, least: int = 1
     return int(value)
 
 
-def check_fields(options: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
-    """Put the fields ``names`` of a dataclass, frozen or not, through :func:`check_number` or :func:`check_count`."""
+def check_fields(options: Any, check: Callable[..., Any], *names: str, of: str = "", **limits: Any) -> None:
+    """Put fields of a dataclass, frozen or not, through a check that gives plain numbers; ``of`` leads their names."""
     for name in names:
-        object.__setattr__(options, name, check(name, getattr(options, name), **limits))
+        object.__setattr__(options, name, check(of + name, getattr(options, name), **limits))
 
 
 def check_share(name: str, value: Any) -> Any:
@@ -121,6 +121,32 @@ def check_path(name: str, value: Any, *, optional: bool = False) -> None:
         raise ValueError(f"{name} must name a file or folder, got {shown(value)}")
 
 
+def check_size(name: str, value: Any) -> None:
+    """Refuse what is not the ``(height, width)`` of a picture; ``None`` is allowed.
+
+    Raises:
+        TypeError: not two integers.
+        ValueError: not positive.
+    """
+    if value is None:
+        return
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise TypeError(f"{name} must be (height, width) or None, got {shown(value)}")
+    for length in value:
+        check_count(name, length)
+
+
+def check_list(name: str, value: Any) -> Any:
+    """``value`` itself; refuses what is no list or tuple.
+
+    Raises:
+        TypeError: another thing, one string among them.
+    """
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{name} must be a list, got {shown(value)}")
+    return value
+
+
 def check_callable(name: str, value: Any, *, optional: bool = False) -> None:
     """Refuse what cannot be called.
 
@@ -154,9 +180,9 @@ def check_tensor(name: str, value: Any, *, shapes: Sequence[tuple[int | None, ..
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {shown(value)}: give torch.as_tensor(...)")
     if value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got {value.layout}: give {name}.to_dense()")
+        raise TypeError(f"{name} must be a dense tensor, got {value.layout}: call to_dense() on it")
     if value.is_quantized:
-        raise TypeError(f"{name} must be a tensor of plain numbers, got {value.dtype}: give {name}.dequantize()")
+        raise TypeError(f"{name} must be a tensor of plain numbers, got {value.dtype}: call dequantize() on it")
     if value.is_complex():
         raise TypeError(f"{name} must be a real torch tensor, got {value.dtype}: give its .real and .imag apart")
     if value.is_meta:
@@ -178,9 +204,11 @@ def check_device(name: str, value: Any) -> None:
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a string such as 'cpu', 'cuda' or 'cuda:1', or None, got {shown(value)}")
     try:
-        torch.device(value)
-    except RuntimeError as error:
+        kind = torch.device(value).type
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name} must be cpu, cuda, cuda:1, ... or None, got {value!r}") from error
+    if kind == "meta":
+        raise ValueError(f"{name} must be one that holds numbers, as cpu or cuda, got {str(value)!r}")
 
 
 def check_visible(name: str, value: str | torch.device | None) -> None:
@@ -203,6 +231,8 @@ def shown(value: Any) -> str:
     shape = getattr(value, "shape", ())
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     written = repr(value) if isinstance(value, _PLAIN) else ""
     return written if 0 < len(written) <= _SHOWN else type(value).__name__
 

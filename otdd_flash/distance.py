@@ -55,6 +55,7 @@ LabelDistance = (
     | None
 )
 SMALL_SAMPLE = 1000
+_LARGEST = 1e150  # its square is a float
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,17 @@ class DistanceOptions:
     convention: MicrosoftConvention | Literal["microsoft"] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_number, "relative_epsilon")
-        check_fields(self, check_number, "epsilon", "label_epsilon", optional=True)
-        check_fields(self, check_number, "reach", "reach_x", "reach_y", high=1e150, optional=True)
-        check_fields(self, check_number, "feature_weight", "label_weight", low=-math.inf)
+        check_fields(self, check_number, "relative_epsilon", high=_LARGEST)
+        check_fields(self, check_number, "epsilon", "label_epsilon", high=_LARGEST, optional=True)
+        check_fields(self, check_number, "reach", "reach_x", "reach_y", low=1 / _LARGEST, high=_LARGEST, optional=True)
+        check_fields(self, check_number, "feature_weight", "label_weight", closed=True)
         for name in ("debiased", "strict", "progress"):
             check_flag(name, getattr(self, name))
         for name, choices in (("precision", Precision), ("memory", Memory), ("backend", Backend)):
             check_choice(name, getattr(self, name), get_args(choices))
         check_device("device", self.device)
+        check_fields(self, check_number, "tol", high=1.0)
+        check_fields(self, check_count, "max_iterations")
         check_fields(self, check_count, "max_samples", optional=True)
         check_fields(self, check_count, "memory_budget", optional=True, least=0)
         check_fields(self, check_count, "seed", least=0)

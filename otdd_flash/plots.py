@@ -11,16 +11,24 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import (
+    check_choice,
+    check_flag,
+    check_list,
+    check_number,
+    check_path,
+    check_tensor,
+    check_text,
+    check_type,
+)
 from otdd_flash.errors import optional_import
+from otdd_flash.matrix import DistanceMatrix
 from otdd_flash.palette import COLOURS, Theme
-
-if TYPE_CHECKING:
-    from otdd_flash.matrix import DistanceMatrix
 
 _MAPS = {"light": "Blues", "dark": "Blues_r"}  # little is near the ground's own colour in both
 _ANNOTATED = 16  # cells a side up to which numbers are written into a heat map
@@ -45,6 +53,10 @@ def heat_map(
         ordered: sets in the order of the dendrogram's leaves (of a matrix without gaps), else as given.
         theme: ``light`` or ``dark``.
     """
+    check_type("matrix", matrix, DistanceMatrix, "give the result of otdd_flash.pairwise")
+    check_choice("theme", theme, get_args(Theme))
+    check_choice("metric", metric, ("root", "value"))
+    check_flag("ordered", ordered)
     if ordered and matrix.complete and len(matrix) > 2:
         matrix = matrix.subset([matrix.names[i] for i in matrix.dendrogram()[1]])
     table = matrix.roots if metric == "root" else matrix.values
@@ -63,10 +75,7 @@ def class_coupling(
         target_names: ``c'`` names.
         theme: ``light`` or ``dark``.
     """
-    if tuple(coupling.shape) != (len(source_names), len(target_names)):
-        raise ValueError(
-            f"coupling is {tuple(coupling.shape)} for {len(source_names)} source and {len(target_names)} target names"
-        )
+    _check_cells("coupling", coupling, source_names, target_names, theme)
     shares = coupling.double() / coupling.double().sum(1, keepdim=True)
     title = "share of the source class"
     return _cells(shares, source_names, target_names, title, theme, axes=("source", "target"), form=".2f")
@@ -83,10 +92,7 @@ def class_distances(
         target_names: ``c'`` names.
         theme: ``light`` or ``dark``.
     """
-    if tuple(table.shape) != (len(source_names), len(target_names)):
-        raise ValueError(
-            f"table is {tuple(table.shape)} for {len(source_names)} source and {len(target_names)} target names"
-        )
+    _check_cells("table", table, source_names, target_names, theme)
     roots = table.double().clamp_min(0).sqrt()
     return _cells(roots, source_names, target_names, "distance of classes", theme, axes=("source", "target"))
 
@@ -105,6 +111,16 @@ def value_histogram(
     Raises:
         ValueError: no scores, or some that are not finite.
     """
+    check_choice("theme", theme, get_args(Theme))
+    check_text("label", label)
+    for mark in check_list("marked", marked):
+        check_number("marked", mark, low=-math.inf)
+    if isinstance(scores, Tensor):
+        check_tensor("scores", scores)
+    else:
+        check_list("scores", scores)
+        for score in scores:
+            check_number("scores", score, low=-math.inf)
     values = torch.as_tensor(scores).detach().double().flatten().cpu()
     if not values.numel() or not bool(values.isfinite().all()):
         raise ValueError("scores must be finite numbers, at least one")
@@ -132,6 +148,8 @@ def dendrogram(matrix: DistanceMatrix, *, method: str = "average", theme: Theme 
         method: scipy's linkage: ``average``, ``complete``, ``single``, ...
         theme: ``light`` or ``dark``.
     """
+    check_type("matrix", matrix, DistanceMatrix, "give the result of otdd_flash.pairwise")
+    check_choice("theme", theme, get_args(Theme))
     hierarchy = optional_import("scipy.cluster.hierarchy", needed_for="a dendrogram")
     tree, _ = matrix.dendrogram(method)
     drawn = hierarchy.dendrogram(tree, no_plot=True)
@@ -159,8 +177,9 @@ def set_map(
         seed: of the map.
         theme: ``light`` or ``dark``.
     """
-    if method not in ("mds", "tsne"):
-        raise ValueError(f"method must be mds or tsne, got {method!r}")
+    check_type("matrix", matrix, DistanceMatrix, "give the result of otdd_flash.pairwise")
+    check_choice("theme", theme, get_args(Theme))
+    check_choice("method", method, ("mds", "tsne"))
     found = matrix.mds(seed) if method == "mds" else matrix.tsne(seed)
     x, y = found.points.T.tolist()
     with _figure(theme, 5.2, 4.8) as (figure, axes):
@@ -189,10 +208,25 @@ def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 160) -> Path:
         path: of the file; its folder is made.
         dpi: of pixels.
     """
+    check_path("path", path)
+    check_number("dpi", dpi)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi, facecolor=figure.get_facecolor(), bbox_inches="tight", pad_inches=0.15)
     return path
+
+
+def _check_cells(name: str, table: Any, source_names: Any, target_names: Any, theme: Any) -> None:
+    """Refuse a table that is not one row a source name and one column a target name."""
+    check_choice("theme", theme, get_args(Theme))
+    for argument, names in (("source_names", source_names), ("target_names", target_names)):
+        for name_of_class in check_list(argument, names):
+            check_text(argument, name_of_class)
+    check_tensor(name, table)
+    if tuple(table.shape) != (len(source_names), len(target_names)):
+        raise ValueError(
+            f"{name} is {tuple(table.shape)} for {len(source_names)} source_names and {len(target_names)} target_names"
+        )
 
 
 def _cells(

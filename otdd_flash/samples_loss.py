@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from otdd_flash.checks import check_choice, check_count, check_number, check_tensor, check_text
 from otdd_flash.ops import Memory, Precision
 from otdd_flash.sinkhorn.averaged import averaged_schedule
 from otdd_flash.sinkhorn.averaged_loss import LossSettings, Measures, SinkhornLoss, combined, evaluate
@@ -94,8 +95,9 @@ class SamplesLoss(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_other_losses(loss, p, cost, kernel)
-        if backend not in _MEMORY:
-            raise ValueError(f"backend must be one of {', '.join(_MEMORY)}, got {backend!r}")
+        check_choice("backend", backend, tuple(_MEMORY))
+        check_choice("precision", precision, get_args(Precision))
+        max_iterations = check_count("max_iterations", max_iterations)
         _check_numbers(
             {"blur": blur, "reach": reach, "diameter": diameter, "scaling": scaling, "tol": tol},
             {"debias": debias, "potentials": potentials, "verbose": verbose},
@@ -187,7 +189,7 @@ def _check_numbers(numbers: dict[str, Any], flags: dict[str, Any]) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}")
-        number = float(value)
+        number = check_number(name, value)
         if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be positive and finite, got {value}")
         largest = _HUGE if name in ("blur", "diameter") else float("inf")
@@ -200,10 +202,11 @@ def _check_numbers(numbers: dict[str, Any], flags: dict[str, Any]) -> None:
 
 
 def _refuse_other_losses(loss: str, p: int, cost: Any, kernel: Any) -> None:
+    check_text("loss", loss)
     if loss != "sinkhorn":
         known = _INSTEAD.get(loss, "geomloss knows sinkhorn, hausdorff, energy, gaussian and laplacian")
         raise ValueError(f"loss={loss!r} is not offered, only 'sinkhorn': {known}")
-    if p != 2:
+    if check_number("p", p) != 2:
         raise ValueError(f"p={p} is not offered, only p=2 (cost |x - y|^2 / 2): keep geomloss for p=1")
     if cost is not None:
         raise ValueError("a custom cost is not offered: embed the points so that |x - y|^2 / 2 is the cost, or give "
@@ -220,6 +223,8 @@ def _check_tensors(given: dict[str, Tensor | None]) -> None:
             )
         if value is not None and value.is_complex():
             raise ValueError(f"{name} must be real, got {value.dtype}")
+        if value is not None:
+            check_tensor(name, value)
 
 
 def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measures:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_device, check_text, check_type, check_visible
+
 
 class Potentials(NamedTuple):
     """Dual potentials of one problem, unshifted, in units of the cost, float64."""
@@ -54,6 +56,28 @@ class LabeledDataset:
     image_shape: tuple[int, ...] | None = None
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y", "weights", "ids"):
+            value = getattr(self, name)
+            check_type(name, value, Tensor, "use otdd_flash.from_arrays(X, y)", optional=name in ("weights", "ids"))
+            if value is not None and (value.layout != torch.strided or value.is_quantized or value.is_complex()):
+                raise TypeError(f"{name} must be a dense tensor of real numbers: use otdd_flash.from_arrays(X, y)")
+        n = self.x.shape[:1]
+        if self.x.dim() != 2 or not self.x.is_floating_point():
+            raise ValueError(f"x must be (n, d) floats, got {tuple(self.x.shape)} of {self.x.dtype}")
+        if self.y.shape != n or self.y.dtype != torch.int64:
+            raise ValueError(f"y must be ({n[0]},) int64, got {tuple(self.y.shape)} of {self.y.dtype}")
+        for name in ("weights", "ids"):
+            value = getattr(self, name)
+            if value is not None and value.shape != n:
+                raise ValueError(f"{name} must be ({n[0]},), one a row of x, got {tuple(value.shape)}")
+        for name in ("class_names", "notes"):
+            check_type(name, getattr(self, name), tuple)
+        check_type("image_shape", self.image_shape, tuple, optional=True)
+        check_type("dropped", self.dropped, dict)
+        check_text("name", self.name)
+        check_count("levels", self.levels, optional=True)
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -97,6 +121,10 @@ class LabeledDataset:
 
     def to(self, device: torch.device | str) -> LabeledDataset:
         """The same data on ``device``."""
+        if device is None:
+            raise TypeError("device must be a string such as 'cpu' or 'cuda:1', got None")
+        check_device("device", device)
+        check_visible("device", device)
         held = {name: getattr(self, name) for name in ("x", "y", "weights", "ids")}
         moved: dict[str, Any] = {name: None if value is None else value.to(device) for name, value in held.items()}
         return replace(self, **moved)

@@ -31,7 +31,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", MPLBACKEND="Agg",
 
 import numpy as np
 import torch
-from mutations.calls import Call, all_calls
+from mutations.calls import WORDS, Call, all_calls
 from mutations.values import mutated, names_for
 
 from otdd_flash import errors
@@ -43,6 +43,7 @@ EXPECTED = (
 )  # fmt: skip
 # what follows on a name of one letter, which may be a word of the message as well
 SAYS = r"(?:\[\d+\])?(?: of .*?)?(?:=| must| has| holds| lies?| is| are| and| needs| requires)"
+SKIPPED = ("state", "history", "curvature")  # of a result: what is not known at every step
 Case = tuple[Call, str, str]
 
 
@@ -100,8 +101,11 @@ def outcome(call: Call, argument: str, name: str, *, limit: float) -> str:
                 result = list(result)
     except TooLongError:
         return f"no end within {limit:g} s"
-    except (*EXPECTED, *call.raises) as error:
-        return "refused" if named(str(error), [argument, *call.words.get(argument, ())]) else told(error)
+    except call.raises:
+        return "refused"
+    except EXPECTED as error:
+        names = [argument, *WORDS.get(argument, ()), *call.words.get(argument, ())]
+        return "refused" if named(str(error), names) else told(error)
     except Exception as error:
         return told(error)
     if not taken(call.kinds[argument], value):
@@ -139,6 +143,8 @@ def taken(kind: str, value: Any) -> bool:
 
 def finite(result: Any, depth: int = 0) -> bool:
     """Whether the numbers of a result are: itself, its fields ``value`` and ``values``, tensors and arrays in it."""
+    if getattr(result, "failures", ()):
+        return True  # what has failed is listed with its reason
     if isinstance(result, float):
         return math.isfinite(result)
     if isinstance(result, torch.Tensor):
@@ -152,7 +158,7 @@ def finite(result: Any, depth: int = 0) -> bool:
     if isinstance(result, tuple | list):
         return all(finite(value, depth) for value in result)
     if is_dataclass(result) and not isinstance(result, type) and depth < 1 and not hasattr(result, "__post_init__"):
-        return all(finite(getattr(result, item.name), depth + 1) for item in fields(result) if item.name != "state")
+        return all(finite(getattr(result, item.name), depth + 1) for item in fields(result) if item.name not in SKIPPED)
     return True
 
 

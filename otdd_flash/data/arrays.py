@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from otdd_flash.checks import check_text, shown
 from otdd_flash.data.classes import dense, refuse_repeats
 from otdd_flash.data.held import hold
 from otdd_flash.data.matrix import to_matrix
@@ -61,6 +62,9 @@ def from_arrays(
         ValueError: zero rows, NaN or infinite features, lengths that differ, real-valued or multi-label targets,
             weights of the wrong length, negative, NaN or all zero, ``class_names`` with repeats.
     """
+    check_text("name", name)
+    if getattr(class_names, "ndim", 1) != 1:
+        raise TypeError(f"class_names must be a list or a mapping of names, got {shown(class_names)}")
     features = hold(X)
     labels = dense(_beside(y, features.device))
     count = len(labels) if hasattr(labels, "__len__") and getattr(labels, "ndim", 1) != 0 else None

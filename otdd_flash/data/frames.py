@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from otdd_flash.checks import check_text
 from otdd_flash.data.arrow import ENCODE_ADVICE, label_column
 from otdd_flash.data.columns import Table, choose_columns, table_rows
 from otdd_flash.data.rows import Rows, Selection, build
@@ -51,6 +52,7 @@ def from_dataframe(
     Raises:
         ValueError: columns that are not there, that are not numeric, or that have missing values.
     """
+    check_text("name", name)
     rows = frame_rows(
         df, label=label, features=features, text=text, weights=weights, class_names=class_names, name=name
     )

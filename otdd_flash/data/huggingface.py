@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from otdd_flash.checks import check_text, check_type
 from otdd_flash.data.arrow import label_column, table_array
 from otdd_flash.data.columns import column_note
 from otdd_flash.data.decoding import is_encoded, open_picture, reading_sample
@@ -61,6 +62,7 @@ def from_huggingface(
     """
     if isinstance(ds, dict):
         raise ValueError(f"this holds several splits, {list(ds)}: choose one, e.g. ds[{next(iter(ds), 'train')!r}]")
+    check_text("name", name, optional=True)
     if not hasattr(ds, "column_names"):
         raise ValueError(f"ds must be a datasets.Dataset or IterableDataset, got {type(ds).__name__}")
     title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"
@@ -103,6 +105,7 @@ def resolve(ds: Any, image: str | None, text: str | None, features: str | Sequen
         raise ValueError(f"give one of image=, text=, features=; got {', '.join(kind for kind, _ in given)}")
     known = ds.column_names
     kind, value = given[0] if given else ("image", _only_image(ds, label))
+    check_type(kind, value, (str, list, tuple), "name the column")
     names = (value,) if isinstance(value, str) else tuple(value)
     if known is not None:
         lost = [column for column in (*names, label) if column not in known]

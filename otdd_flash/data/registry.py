@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.checks import check_flag, check_path, check_text
 from otdd_flash.data.catalogue import SOURCES
 from otdd_flash.data.rows import Selection, build, build_table
 from otdd_flash.data.sizes import PictureSize, resize_pictures
@@ -76,6 +77,9 @@ def load(
         raise TypeError(
             f"name must be a string such as 'mnist' or 'csv:<path>' (see otdd_flash.sources()), got {name!r}"
         )
+    check_text("split", split)
+    check_path("data_root", data_root, optional=True)
+    check_flag("download", download)
     kind, _, path = name.partition(":")
     key = _find(kind)
     if path:

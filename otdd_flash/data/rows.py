@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_type
 from otdd_flash.data.arrow import to_frame
 from otdd_flash.data.classes import Classes, encode_labels, name_classes, plain
 from otdd_flash.data.decoding import SampleError
@@ -261,6 +262,7 @@ def subsample(dataset: LabeledDataset, max_samples: int | None, seed: int = 0) -
         max_samples: ``None`` or a number not under ``len(dataset)`` gives the data set back.
         seed: of the draw.
     """
+    check_type("dataset", dataset, (LabeledDataset, TextDataset, TableDataset))
     selection = Selection(max_samples=max_samples, seed=seed)
     if selection.max_samples is None or selection.max_samples >= dataset.n:
         return dataset

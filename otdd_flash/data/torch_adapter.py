@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
+from otdd_flash.checks import check_count, check_text, shown
 from otdd_flash.data.rows import Selection, build
 from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
@@ -67,6 +68,10 @@ def from_torch(
         raise ValueError(
             "this is a Hugging Face data set: use otdd_flash.from_huggingface(dataset, image=..., label=...)"
         )
+    check_text("name", name, optional=True)
+    check_count("stream_limit", stream_limit, optional=True)
+    if not isinstance(keys, tuple | list) or len(keys) != 2:
+        raise TypeError(f"keys must be two, of the features and of the label in an item, got {shown(keys)}")
     selection = Selection(max_samples, seed, classes)
     size = PictureSize.asked(resize, fit)
     base, samples = _opened(dataset)
@@ -78,7 +83,7 @@ def from_torch(
         draw = Draw(max_samples, seed, stream_limit, classes)
         title = name or type(base).__name__
         return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), size=size))
-    if not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
+    if isinstance(base, torch.Tensor) or not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
         raise ValueError(f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(base).__name__}")
     return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, size=size, name=name), selection)
 

@@ -107,9 +107,12 @@ class LinearPullback:
     def __post_init__(self) -> None:
         check_callable("objective", self.objective)
         check_tensor("design", self.design, shapes=[(None, None)])
+        if not self.design.is_floating_point():
+            raise TypeError(f"design must be a tensor of floats, got {self.design.dtype}")
 
     def __call__(self, w: Tensor) -> Evaluation:
         """Evaluate at ``w (p, q)``."""
+        check_tensor("w", w, shapes=[(self.design.shape[1], None)])
         return _PulledBack(self.objective(self.design @ w), self.design)
 
 

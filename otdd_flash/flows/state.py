@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import shown
 from otdd_flash.cost import squared_norms
 from otdd_flash.flows.dynamics import Dynamics, Variables
 from otdd_flash.flows.objectives import Objective
@@ -146,7 +147,10 @@ class Problem:
         """
         _refuse_nonfinite(variables, state.data, state.step + 1)
         if self.projection is not None:
-            variables["x"] = self.projection(variables["x"])
+            projected = self.projection(variables["x"])
+            if not isinstance(projected, Tensor) or projected.shape != variables["x"].shape:
+                raise ValueError(f"projection must give a tensor of the shape of the features, got {shown(projected)}")
+            variables["x"] = projected
         variables = self.dynamics.project(variables)
         variables, data = self.dynamics.relabel(state.step + 1, variables, state.data)
         promised = self._promised(state, variables)

@@ -96,7 +96,7 @@ class TorchOptimizer(Stepper):
         check_type("settings", self.settings, dict, "give {'lr': 0.01}")
         cls = getattr(torch.optim, self.name, None)
         if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-            raise ValueError(f"torch.optim has no optimiser {self.name!r}")
+            raise ValueError(f"name: torch.optim has no optimiser {self.name!r}")
 
     @property
     def rate(self) -> float:  # type: ignore[override]

@@ -94,6 +94,8 @@ def transfer_check(
     """
     check_sides(source=source, flowed=flowed, target=target, **({} if test is None else {"test": test}))
     k = check_count("k", k)
+    if source.n != flowed.n:
+        raise ValueError(f"flowed must have the {source.n} rows of source, one each, got {flowed.n}")
     source, flowed, target = (computable(side) for side in (source, flowed, target))
     test = target if test is None else computable(test)
     plan = dataset_distance(flowed, target, options=options).plan

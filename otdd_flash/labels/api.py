@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides
+from otdd_flash.checks import check_callable, check_path, check_type
 from otdd_flash.labels.cache import cache_path, check_writable, keep, load_cached
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
@@ -61,6 +63,10 @@ def label_distances(
             that cannot be written, class names that are no words where ``names`` compares them.
         TypeError: a ``method`` of no such kind, a callable of another signature or result.
     """
+    check_sides(source=source, target=target)
+    check_type("sinkhorn", sinkhorn, LabelSinkhorn, "give LabelSinkhorn(epsilon=...)", optional=True)
+    check_path("cache_dir", cache_dir, optional=True)
+    check_callable("progress", progress, optional=True)
     names = source.class_names, target.class_names
     if isinstance(method, LabelDistances):
         return LabelDistances(
@@ -74,8 +80,8 @@ def label_distances(
         return _given_tables(method, *names)
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(
-            f"label distance method {method!r} is unknown: give one of {', '.join(METHODS)}, names, precomputed tables "
-            "or a callable"
+            f"label_distance (method) must be one of {', '.join(METHODS)}, names, precomputed tables or a callable, "
+            f"got {method!r}"
         )
     check_pair(source, target)
     settings = sinkhorn or LabelSinkhorn()
@@ -121,14 +127,18 @@ def callable_table(classes: Sequence[ClassSample], distance: ClassDistance) -> t
 def _given_tables(tables: Any, source_names: Sequence[str], target_names: Sequence[str]) -> LabelDistances:
     """Precomputed tables; what can be no table is refused by the name of the argument."""
     try:
-        for part in tables if isinstance(tables, tuple | list) else (tables,):
+        triple = isinstance(tables, tuple | list) and len(tables) == 3
+        for part in tables if triple else (tables,):
             torch.as_tensor(part)
     except (TypeError, RuntimeError, ValueError) as error:
         raise TypeError(
             f"label_distance must be one of {', '.join(METHODS)}, names, precomputed tables or a callable "
             f"(points, points) -> squared distance, got {type(tables).__name__}: {error}"
         ) from error
-    return LabelDistances.from_tables(tables, source_names, target_names)
+    try:
+        return LabelDistances.from_tables(tables, source_names, target_names)
+    except NotImplementedError as error:
+        raise ValueError("label_distance must hold numbers, got a tensor on the device meta") from error
 
 
 def _number(value: Any, p: ClassSample, q: ClassSample) -> float:

@@ -8,7 +8,6 @@ One epsilon serves all pairs, so that entries compare; self terms are solved onc
 from __future__ import annotations
 
 import itertools
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_fields, check_flag, check_number, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.labels.samples import ClassSample
@@ -43,10 +43,11 @@ class LabelSinkhorn:
     execution: Execution = field(default_factory=Execution)
 
     def __post_init__(self) -> None:
-        name = "relative_epsilon" if self.epsilon is None else "epsilon"
-        value = getattr(self, name)
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"the {name} of the label distances must be positive and finite, got {value}")
+        check_fields(self, check_number, "epsilon", optional=True)
+        check_fields(self, check_number, "relative_epsilon")
+        check_flag("debiased", self.debiased)
+        check_type("options", self.options, SolverOptions)
+        check_type("execution", self.execution, Execution)
 
     def parameters(self) -> dict[str, Any]:
         """What was asked for and changes the numbers, JSON-safe."""

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_number
+from otdd_flash.checks import check_fields, check_number
 from otdd_flash.cost import weighted_mean
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.types import LabeledDataset
@@ -50,10 +50,10 @@ class ClassNames:
     scale: float | Literal["features"] = 1.0
 
     def __post_init__(self) -> None:
-        if self.scale != "features":
+        if not (isinstance(self.scale, str) and self.scale == "features"):
             if isinstance(self.scale, str):
                 raise ValueError(f"scale must be a positive number or 'features', got {self.scale!r}")
-            check_number("scale", self.scale)
+            check_fields(self, check_number, "scale")
         if not (isinstance(self.embedder, str) or callable(self.embedder) or hasattr(self.embedder, "embed")):
             raise TypeError(
                 "embedder must be the name of a text embedder, an Embedder, or a callable from a list of names to "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_path, check_tensor, check_text, shown
 from otdd_flash.tensor_files import read_tensors, save_tensors
 
 FORMAT = "otdd-flash label distances 1"
@@ -58,7 +59,11 @@ class LabelDistances:
         cls, joint: Tensor, source_names: Sequence[str], target_names: Sequence[str], method: str, **record: Any
     ) -> LabelDistances:
         """From one table over the stacked classes of source and target; ``record``: parameters, certificate."""
+        source_names, target_names = _names(source_names, "source_names"), _names(target_names, "target_names")
+        check_text("method", method)
         c = len(source_names)
+        size = c + len(target_names)
+        check_tensor("joint", joint, shapes=[(size, size)])
         joint = joint.to("cpu", torch.float64)
         parts = joint[:c, :c].clone(), joint[:c, c:].clone(), joint[c:, c:].clone()
         return cls(*parts, tuple(source_names), tuple(target_names), method, **record)
@@ -102,6 +107,7 @@ class LabelDistances:
 
     def to_safetensors(self, path: str | os.PathLike[str]) -> Path:
         """Write the tables and their record; the file appears whole or not at all."""
+        check_path("path", path)
         record = {
             "source_names": self.source_names,
             "target_names": self.target_names,
@@ -119,6 +125,7 @@ class LabelDistances:
             FileNotFoundError: no such file.
             ValueError: the file is damaged or of another kind.
         """
+        check_path("path", path)
         record, tensors = read_tensors(path, kind=FORMAT)
         try:
             source_names, target_names = (tuple(record.pop(f"{side}_names")) for side in ("source", "target"))
@@ -151,3 +158,10 @@ def _checked(joint: Tensor, names: list[str]) -> Tensor:
         i = int(diagonal.argmax())
         raise ValueError(f"the distance of {names[i]} to itself is {float(diagonal[i]):g}, must be 0")
     return ((joint + joint.T) / 2).fill_diagonal_(0.0)
+
+
+def _names(names: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Names of classes as a tuple; one string is not a list of its letters."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be a list of strings, got {shown(names)}")
+    return tuple(names)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.checks import check_path, check_text
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.matrix.assemble import assemble, failure_key, failure_record, read_folder, write_index
@@ -80,6 +81,8 @@ def pairwise(
     (('a', 'b', 'all'), True, True)
     """
     chosen = make_options(options, overrides, stored=folder is not None)
+    check_path("folder", folder, optional=True)
+    check_text("shard", shard, optional=True)
     check_screen(screen)
     part = _parse_shard(shard)
     if part != (0, 1) and folder is None:
@@ -101,6 +104,7 @@ def collect(folder: str | os.PathLike[str]) -> DistanceMatrix:
     Raises:
         FileNotFoundError: no run was started there.
     """
+    check_path("folder", folder)
     return read_folder(Store(folder))
 
 
@@ -234,7 +238,7 @@ def _parse_shard(shard: str | None) -> tuple[int, int]:
     """``"i/N"`` as two numbers."""
     if shard is None:
         return 0, 1
-    index, slash, count = str(shard).partition("/")
+    index, slash, count = shard.partition("/")
     if slash and index.strip().isdigit() and count.strip().isdigit() and int(index) < int(count):
         return int(index), int(count)
     raise ValueError(f"shard must be 'i/N' with 0 <= i < N, as '0/4', got {shard!r}")

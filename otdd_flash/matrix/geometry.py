@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, check_count, check_number
 from otdd_flash.errors import optional_import
 
 
@@ -37,6 +38,9 @@ def negative_share(squared: Tensor) -> float:
     return float(values.clamp_max(0).abs().sum()) / total if total > 0 else 0.0
 
 
+LINKAGES = ("average", "single", "complete", "weighted", "centroid", "median", "ward")  # scipy's
+
+
 def linkage(distances: Tensor, method: str = "average") -> tuple[Any, list[int]]:
     """The linkage ``(k - 1, 4)`` of the sets as scipy gives it, and the order of the tree's leaves.
 
@@ -45,6 +49,7 @@ def linkage(distances: Tensor, method: str = "average") -> tuple[Any, list[int]]
     """
     if len(distances) < 2:
         raise ValueError(f"a tree needs at least two sets, got {len(distances)}")
+    check_choice("method", method, LINKAGES)
     hierarchy = optional_import("scipy.cluster.hierarchy", needed_for="a dendrogram")
     i, j = torch.triu_indices(len(distances), len(distances), offset=1)
     tree = hierarchy.linkage(distances[i, j].numpy(), method=method, optimal_ordering=True)
@@ -61,6 +66,9 @@ def classical_map(squared: Tensor, dimensions: int) -> Tensor:
 
 def mds_map(distances: Tensor, *, seed: int, dimensions: int = 2, starts: int = 8) -> Map:
     """Metric multidimensional scaling by SMACOF: the best of a start at principal coordinates and random ones."""
+    seed, dimensions = check_count("seed", seed, least=0, most=2**32 - 1), check_count("dimensions", dimensions)
+    if dimensions > len(distances):
+        raise ValueError(f"dimensions must be at most the {len(distances)} sets, got {dimensions}")
     manifold = optional_import("sklearn.manifold", needed_for="an MDS map")
     table = distances.numpy()
     first = classical_map(distances.square(), dimensions).numpy()
@@ -80,6 +88,8 @@ def tsne_map(distances: Tensor, *, seed: int, perplexity: float | None = None, d
     k = len(distances)
     if k < 4:
         raise ValueError(f"t-SNE needs at least four sets, got {k}: use mds")
+    seed = check_count("seed", seed, least=0, most=2**32 - 1)
+    perplexity = check_number("perplexity", perplexity, high=k, optional=True)
     manifold = optional_import("sklearn.manifold", needed_for="a t-SNE map")
     chosen = min(30.0, (k - 1) / 3) if perplexity is None else perplexity
     fit = manifold.TSNE(dimensions, metric="precomputed", init="random", perplexity=chosen, random_state=seed)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from otdd_flash.checks import check_count
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix.worker import Worker
 
@@ -51,8 +52,7 @@ def resolve_devices(device: str | torch.device | None, workers: int | None) -> l
     Raises:
         ValueError: a number of workers under one, or a GPU that is not there; the message names what is visible.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+    workers = check_count("workers", workers, optional=True)
     if device is None:
         return [None] * (workers or 1)
     chosen = torch.device(device)

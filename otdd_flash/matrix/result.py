@@ -7,11 +7,12 @@ import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, check_path, shown
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix import geometry
 from otdd_flash.matrix.screening import MatrixScreening, estimates
@@ -136,9 +137,9 @@ class DistanceMatrix:
         Raises:
             KeyError: a name that is not in the matrix.
         """
-        for name in (first, second):
-            if name not in self.names:
-                raise KeyError(f"{name!r} is not in the matrix; it has {list(self.names)}")
+        for argument, name in (("first", first), ("second", second)):
+            if not isinstance(name, str) or name not in self.names:
+                raise KeyError(f"{argument}={shown(name)} is not in the matrix; it has {list(self.names)}")
         return float(self.roots[self.names.index(first), self.names.index(second)])
 
     def matrix(self, metric: Metric = "root") -> Any:
@@ -151,8 +152,7 @@ class DistanceMatrix:
         Raises:
             ValueError: another metric, or pairs that are missing.
         """
-        if metric not in ("root", "value"):
-            raise ValueError(f"metric must be root or value, got {metric!r}")
+        check_choice("metric", metric, get_args(Metric))
         return self._whole(metric).numpy()
 
     def finished(self) -> DistanceMatrix:
@@ -174,9 +174,11 @@ class DistanceMatrix:
         Raises:
             KeyError: a name that is not in the matrix.
         """
+        if not isinstance(names, list | tuple):
+            raise TypeError(f"names must be a list of names, got {shown(names)}")
         unknown = [name for name in names if name not in self.names]
         if unknown:
-            raise KeyError(f"{unknown} are not in the matrix; it has {list(self.names)}")
+            raise KeyError(f"names {unknown} are not in the matrix; it has {list(self.names)}")
         index = [self.names.index(name) for name in names]
         pairs = {
             (p, q): self.certificates[min(i, j), max(i, j)]
@@ -227,6 +229,7 @@ class DistanceMatrix:
 
     def to_json(self, path: str | os.PathLike[str]) -> Path:
         """Write :meth:`to_dict`."""
+        check_path("path", path)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -237,6 +240,7 @@ class DistanceMatrix:
 
         Of a screened matrix every pair has its ``screened`` distance, those without the full one have nothing else.
         """
+        check_path("path", path)
         arrow = optional_import("pyarrow", needed_for="writing Parquet", extra="dist")
         parquet = optional_import("pyarrow.parquet", needed_for="writing Parquet", extra="dist")
         record = self.to_dict()

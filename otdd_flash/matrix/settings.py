@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from otdd_flash.arguments import settled
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.labels import METHODS, LabelSinkhorn
 from otdd_flash.matrix.moments import Moments, reference_class_cost, reference_cost
@@ -102,18 +103,14 @@ def make_options(
         TypeError: an argument that is no option.
         ValueError: an option that has no meaning for a symmetric matrix.
     """
-    known = [field.name for field in fields(DistanceOptions)]
-    unknown = sorted(set(overrides) - set(known))
-    if unknown:
-        raise TypeError(f"{function} has no argument {', '.join(unknown)}; besides its own it takes {', '.join(known)}")
-    chosen = replace(options or DistanceOptions(), **overrides)
+    chosen = settled(function, options, overrides, DistanceOptions())
     method = chosen.label_distance
     if callable(method):
         if chosen.epsilon is None:
             raise ValueError("a callable label distance needs an absolute epsilon: its scale is not known ahead")
         if stored:
             raise ValueError("a callable label distance has no content key: leave out folder, or name a method")
-    elif method is not None and method not in METHODS:
+    elif method is not None and not (isinstance(method, str) and method in METHODS):
         raise ValueError(
             f"label_distance must be one of {', '.join(METHODS)}, a callable or None, got "
             f"{method if isinstance(method, str) else type(method).__name__}: a given table belongs to one pair"

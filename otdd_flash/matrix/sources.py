@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.checks import shown
 from otdd_flash.tensor_files import read_tensors, save_tensors
 from otdd_flash.types import LabeledDataset
 
@@ -42,7 +43,7 @@ class SetSource:
         return replace(found, name=self.name)
 
 
-def as_sources(datasets: Any) -> list[SetSource]:
+def as_sources(datasets: Any, argument: str = "datasets") -> list[SetSource]:
     """Normalise what users give: a mapping of names, or a sequence; of data sets, names for ``load``, or loaders.
 
     Raises:
@@ -54,9 +55,9 @@ def as_sources(datasets: Any) -> list[SetSource]:
     elif isinstance(datasets, Sequence) and not isinstance(datasets, str):
         sources = [_source(entry, None) for entry in datasets]
     else:
-        raise TypeError(f"datasets must be a sequence or a mapping of names, got {type(datasets).__name__}")
+        raise TypeError(f"{argument} must be a list of data sets or a mapping of names, got {shown(datasets)}")
     if not sources:
-        raise ValueError("datasets is empty: give at least two")
+        raise ValueError(f"{argument} is empty: give at least one data set")
     repeated = [name for name, count in Counter(source.name for source in sources).items() if count > 1]
     if repeated:
         raise ValueError(
@@ -77,7 +78,7 @@ def _source(entry: Any, name: str | None) -> SetSource:
             raise TypeError("a loader needs a name: give a mapping {name: loader} or SetSource(name, loader)")
         return SetSource(name, entry)
     raise TypeError(
-        f"an entry of datasets must be a LabeledDataset, a name for otdd_flash.load or a callable that loads, got "
+        f"a data set must be a LabeledDataset, a name for otdd_flash.load or a callable that loads, got "
         f"{type(entry).__name__}"
     )
 

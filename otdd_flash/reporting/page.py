@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import otdd_flash
+from otdd_flash.arguments import check_sides
+from otdd_flash.checks import check_count, check_path, check_text, shown
 from otdd_flash.distance import DistanceResult
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix import DistanceMatrix
@@ -68,6 +70,7 @@ def report(
     >>> result = otdd.dataset_distance(iris.subset(range(100)), iris)
     >>> otdd.report(result, "report.html")  # doctest: +SKIP
     """
+    check_path("path", path)
     place = check_place(path)
     text = render(results, title=title, top=top, pictures=pictures)
     final = place.resolve()  # a link stays one
@@ -89,8 +92,10 @@ def render(
 ) -> str:  # fmt: skip
     """The text of the page that :func:`report` writes."""
     require()
-    if isinstance(top, bool) or not isinstance(top, int) or top < 0:
-        raise ValueError(f"top must be a count of samples, at least 0, got {top!r}")
+    top = check_count("top", top, least=0)
+    check_text("title", title, optional=True)
+    if pictures is not None:
+        check_sides(pictures=pictures)
     parts = _parts([_view(result, pictures) for result in _listed(results)], top)
     sections = _anchored([section for part in parts for section in part.sections])
     template = _environment().from_string(_resource("page.html.j2"))
@@ -142,6 +147,7 @@ def _listed(results: Any) -> list[Any]:
 def _view(result: Any, pictures: LabeledDataset | None) -> Saved:
     """What the sections show of one result."""
     if isinstance(result, (str, os.PathLike)):
+        check_path("results", result)
         return load_saved(result)
     if isinstance(result, DistanceResult):
         return DistanceView.of(result)
@@ -150,8 +156,8 @@ def _view(result: Any, pictures: LabeledDataset | None) -> Saved:
     if isinstance(result, (DistanceMatrix, Ranking, DistanceView, ValuesView)):
         return result
     raise TypeError(
-        f"a report shows DistanceResult, SampleValues, Ranking and DistanceMatrix, or the path of a saved one, got "
-        f"{type(result).__name__}"
+        f"results must be DistanceResult, SampleValues, Ranking and DistanceMatrix, or the path of a saved one, got "
+        f"{shown(result)}"
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_datasets, check_sides
+from otdd_flash.checks import check_choice, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.labels import class_samples
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
@@ -35,6 +37,7 @@ def moment_distance(source: LabeledDataset, target: LabeledDataset, **settings: 
         target: second set, of the same width.
         **settings: as in :func:`moment_distances`.
     """
+    check_sides(source=source, target=target)
     return float(moment_distances([source, target], **settings)[0, 1])
 
 
@@ -58,8 +61,11 @@ def moment_distances(
     Raises:
         ValueError: an unknown label distance, or sets of different width.
     """
-    if label_distance not in _TABLES:
-        raise ValueError(f"label_distance must be one of {', '.join(_TABLES)}, got {label_distance!r}")
+    datasets = check_datasets("datasets", datasets)
+    check_choice("label_distance", label_distance, tuple(_TABLES))
+    feature_weight = check_number("feature_weight", feature_weight, closed=True)
+    label_weight = check_number("label_weight", label_weight, closed=True)
+    relative_epsilon = check_number("relative_epsilon", relative_epsilon)
     check_widths(datasets)
     classes = [sample for data in datasets for sample in class_samples(data)]
     table = (feature_weight + label_weight) * _TABLES[label_distance](classes)[0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_count
+from otdd_flash.checks import check_choice, check_count, check_fields, check_number, check_share
 
 Method = Literal["sliced", "moments"]
 
@@ -41,17 +41,10 @@ class Screen:
     quantiles: int = 64
 
     def __post_init__(self) -> None:
-        fraction = isinstance(self.keep, float) and 0 < self.keep < 1
-        if isinstance(self.keep, bool) or not (fraction or (isinstance(self.keep, int) and self.keep >= 1)):
-            raise ValueError(f"screen.keep must be a positive count or a fraction in (0, 1), got {self.keep!r}")
-        if isinstance(self.margin, bool) or not isinstance(self.margin, int | float):
-            raise TypeError(f"screen.margin must be a number, got {self.margin!r}")
-        if not (self.margin >= 0 and math.isfinite(self.margin)):
-            raise ValueError(f"screen.margin must be at least 0 and finite, got {self.margin}")
-        if self.method not in ("sliced", "moments"):
-            raise ValueError(f"screen.method must be sliced or moments, got {self.method!r}")
-        check_count("screen.projections", self.projections)
-        check_count("screen.quantiles", self.quantiles)
+        check_fields(self, check_share, "keep", of="screen.")
+        check_fields(self, check_number, "margin", of="screen.", closed=True)
+        check_choice("screen.method", self.method, get_args(Method))
+        check_fields(self, check_count, "projections", "quantiles", of="screen.")
 
     def count(self, items: int) -> int:
         """How many of ``items`` are kept, near ties aside."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Generic, TypeVar
 
+from torch import Tensor
+
+from otdd_flash.checks import check_callable, check_share, shown
 from otdd_flash.screening.cut import rank_correlation
 
 Item = TypeVar("Item")
@@ -51,15 +55,29 @@ def screen_then_refine(
     Raises:
         ValueError: ``keep`` that is neither, or a screening value that is no number.
     """
-    count = math.ceil(keep * len(items)) if isinstance(keep, float) and 0 < keep < 1 else keep
-    if isinstance(keep, bool) or not (isinstance(count, int) and 1 <= count <= len(items)):
-        raise ValueError(f"keep must be a fraction in (0, 1) or a count up to {len(items)}, got {keep!r}")
-    screened = tuple(screen(item) for item in items)
+    if not isinstance(items, Sequence):
+        raise TypeError(f"items must be a list, got {shown(items)}")
+    check_callable("screen", screen)
+    check_callable("refine", refine)
+    keep = check_share("keep", keep)
+    count = keep if isinstance(keep, int) else math.ceil(keep * len(items))
+    if not 1 <= count <= len(items):
+        raise ValueError(f"keep must be a fraction in (0, 1) or a count up to the {len(items)} items, got {keep!r}")
+    screened = tuple(_value("screen", screen(item)) for item in items)
     unusable = [i for i, value in enumerate(screened) if math.isnan(value)]
     if unusable:
         raise ValueError(f"screening gave NaN for the items {unusable}")
     by_screen = sorted(range(len(items)), key=screened.__getitem__)
-    refined = {i: refine(items[i]) for i in by_screen[:count]}
+    refined = {i: _value("refine", refine(items[i])) for i in by_screen[:count]}
     order = (*sorted(refined, key=refined.__getitem__), *by_screen[count:])
     agreement = rank_correlation([screened[i] for i in refined], list(refined.values()))
     return Screened(tuple(items), order, screened, refined, agreement)
+
+
+def _value(name: str, value: float) -> float:
+    """What a function gave, where that is one real number; it keeps its type."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must give one number for an item, got {shown(value)}")
+    return value

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_count
+from otdd_flash.arguments import check_datasets, check_sides
+from otdd_flash.checks import check_count, check_number, check_tensor, check_type, shown
 from otdd_flash.cost import weighted_mean
 from otdd_flash.labels import class_samples
 from otdd_flash.types import LabeledDataset
@@ -61,6 +62,7 @@ class Slices:
         Raises:
             ValueError: no set, sets of different width, counts that are not positive.
         """
+        datasets = check_datasets("datasets", datasets)
         check_widths(datasets)
         center = torch.stack([weighted_mean(data.x, data.normalised_weights) for data in datasets]).mean(0)
         spread = torch.stack([_mean_square(data, center) for data in datasets]).mean()
@@ -71,8 +73,12 @@ class Slices:
         cls, center: Tensor, spread: float, *, projections: int = 500, moments: int = 5, seed: int = 0
     ) -> Slices:
         """Projections for sets around ``center (d,)`` whose mean squared distance from it is ``spread``."""
-        check_count("projections", projections)
-        check_count("moments", moments, least=0)
+        check_tensor("center", center, shapes=[(None,)])
+        if not len(center) or not bool(torch.isfinite(center).all()):
+            raise ValueError(f"center must hold finite numbers, one a feature, got {shown(center)}")
+        spread = check_number("spread", spread, closed=True)
+        projections, moments = check_count("projections", projections), check_count("moments", moments, least=0)
+        seed = check_count("seed", seed, least=0)
         d, device = len(center), center.device
         generator = torch.Generator().manual_seed(seed)
         directions = torch.randn(projections, d, generator=generator, dtype=torch.float64)
@@ -89,6 +95,7 @@ class Slices:
 
     def project(self, dataset: LabeledDataset) -> Tensor:
         """``(n, L)`` float64 projections ``DP`` of the samples, in units of the features."""
+        check_sides(dataset=dataset)
         if dataset.d != self.directions.shape[1]:
             raise ValueError(f"{dataset.name!r} has {dataset.d} features, the slices {self.directions.shape[1]}")
         line = torch.cat(
@@ -119,7 +126,7 @@ class Slices:
 
     def summary(self, dataset: LabeledDataset, quantiles: int = 256) -> Tensor:
         """``(L, Q)`` quantile functions of the projections at the midpoints of ``Q`` equal steps."""
-        check_count("quantiles", quantiles)
+        quantiles = check_count("quantiles", quantiles)
         values, order = self.project(dataset).T.contiguous().sort(1)
         halves = 2 * torch.arange(quantiles, device=values.device) + 1  # levels in units of 1 / (2 Q)
         if dataset.weights is None:
@@ -153,6 +160,8 @@ def sliced_distance(
 
     Source: Nguyen et al. (2025), arXiv 2501.18901.
     """
+    check_sides(source=source, target=target)
+    check_type("slices", slices, Slices, "give Slices.draw(datasets)", optional=True)
     slices = slices or Slices.draw([source, target], projections=projections, moments=moments, seed=seed)
     a, b = (slices.summary(side, quantiles) for side in (source, target))
     return float((a - b).square().mean())

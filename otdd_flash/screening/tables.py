@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_datasets
+from otdd_flash.checks import check_choice, check_count
 from otdd_flash.screening.classes import moment_distances
 from otdd_flash.screening.cut import Method
 from otdd_flash.screening.sliced import Slices
@@ -25,10 +27,11 @@ def screening_matrix(
         quantiles: of the sliced summaries.
         **settings: of :meth:`Slices.draw` or :func:`moment_distances`.
     """
+    datasets = check_datasets("datasets", datasets)
+    check_choice("method", method, get_args(Method))
     if method == "moments":
         return moment_distances(datasets, **settings)
-    if method != "sliced":
-        raise ValueError(f"method must be sliced or moments, got {method!r}")
+    quantiles = check_count("quantiles", quantiles)
     slices = Slices.draw(datasets, **settings)
     return mean_squared_differences(torch.stack([slices.summary(data, quantiles).flatten() for data in datasets]))
 

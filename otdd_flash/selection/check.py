@@ -13,12 +13,13 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides, settled
+from otdd_flash.checks import check_callable, check_count, check_path, check_type
 from otdd_flash.errors import DistributionShiftError, NotConvergedError, NotConvergedWarning
 from otdd_flash.selection.gate import CheckOptions, CheckResult
 from otdd_flash.selection.null import NullStatistics, ReferenceNull
@@ -57,9 +58,9 @@ class DriftCheck:
         cache: str | os.PathLike[str] | None = "default",
         **overrides: Any,
     ) -> None:
-        self.options = replace(options or CheckOptions(), **overrides)
-        if not isinstance(reference, LabeledDataset):
-            raise TypeError(f"reference must be a LabeledDataset, got {type(reference).__name__}: see from_arrays")
+        self.options = settled("check", options, overrides, CheckOptions())
+        check_sides(reference=reference)
+        check_path("cache", cache, optional=True)
         kept = Reservoir(_POOL * self.options.max_samples, f"reference {self.options.seed}")
         kept.add(reference)
         self.reference = kept.dataset(reference.name)
@@ -225,6 +226,7 @@ def check(
         ValueError: widths that differ, options that do not fit.
         NotConvergedError: under ``strict``.
     """
+    check_sides(reference=reference, batch=batch)
     return DriftCheck(reference, options=options, cache=cache, **overrides).update(batch).compute()
 
 
@@ -260,9 +262,9 @@ class DriftCallback:
     def __init__(
         self, check: DriftCheck, *, every: int = 100, on_drift: Callable[[CheckResult], None] | None = None
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        self.check, self.every = check, every
+        check_type("check", check, DriftCheck, "give DriftCheck(reference)")
+        check_callable("on_drift", on_drift, optional=True)
+        self.check, self.every = check, check_count("every", every)
         self.on_drift = on_drift or _warn
         self.results: list[CheckResult] = []
         self._batches = 0

@@ -6,6 +6,7 @@ import importlib
 from functools import partial
 from typing import Any
 
+from otdd_flash.checks import check_number, check_share
 from otdd_flash.errors import optional_import
 from otdd_flash.selection.select import Balance, SearchOptions, select
 from otdd_flash.types import LabeledDataset
@@ -68,12 +69,14 @@ class OTDDSelector(_base()):  # type: ignore[misc]
             target: ``(m, d)`` target, or a :class:`~otdd_flash.LabeledDataset`; ``None`` for the pool itself.
             target_y: ``(m,)`` labels of the target; ``None`` compares features alone.
         """
+        chosen = 0.5 if self.n_to_select is None else check_share("n_to_select", self.n_to_select)
+        search = SearchOptions(steps=self.steps, exchanges=self.exchanges)
+        label_weight = check_number("label_weight", self.label_weight, closed=True)
         pool, labelled = self._side(X, y, "X", reset=True)
         target, target_labelled = (pool, labelled) if target is None else self._side(target, target_y, "target")
         self.selection_ = select(
-            pool, target, 0.5 if self.n_to_select is None else self.n_to_select, balance=self.balance,
-            search=SearchOptions(steps=self.steps, exchanges=self.exchanges), relative_epsilon=self.relative_epsilon,
-            label_weight=self.label_weight if labelled and target_labelled else 0.0, label_distance=self.label_distance,
+            pool, target, chosen, balance=self.balance, search=search, relative_epsilon=self.relative_epsilon,
+            label_weight=label_weight if labelled and target_labelled else 0.0, label_distance=self.label_distance,
         )  # fmt: skip
         self.selected_idx_ = self.selection_.idx.cpu().numpy()
         self.scores_ = self.selection_.scores.cpu().numpy()
@@ -91,13 +94,18 @@ class OTDDSelector(_base()):  # type: ignore[misc]
         validate = (
             partial(validation.validate_data, self) if hasattr(validation, "validate_data") else self._validate_data
         )
-        settings = {"dtype": [numpy.float64, numpy.float32], "reset": reset}
+        settings = {"dtype": [numpy.float64, numpy.float32], "reset": reset, "ensure_min_samples": 2}
+        try:
+            checked = validate(X, **settings) if y is None else validate(X, y, **settings)
+        except (TypeError, ValueError, OverflowError) as error:  # whose message names X or y, on either side
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{name}{'' if y is None else ' and its labels'}: {error}") from error
         if y is None:
-            X = validate(X, ensure_min_samples=2, **settings)
+            X = checked
             y = numpy.zeros(len(X), dtype=int)
             labelled = False
         else:
-            X, y = validate(X, y, ensure_min_samples=2, **settings)
+            X, y = checked
             labelled = multiclass.type_of_target(y) in ("binary", "multiclass")
             # real-valued targets are no classes; codes keep -1, which would otherwise mean unlabelled
             y = numpy.unique(y, return_inverse=True)[1] if labelled else numpy.zeros(len(X), dtype=int)

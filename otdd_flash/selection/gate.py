@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from otdd_flash.checks import check_choice, check_count, check_flag, check_number
+from otdd_flash.checks import check_choice, check_count, check_fields, check_flag, check_number, check_text
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,20 @@ class CheckOptions:
                 f"{self.permutations} permutations cannot give a p-value of {self.alpha} or less: take at least "
                 f"{math.ceil(1 / self.alpha) - 1}, or gate on a threshold"
             )
+        check_text("label_distance", self.label_distance, optional=True)
         check_choice("null", self.null, ("pooled", "reference"))
         check_choice("new_classes", self.new_classes, ("fail", "allow"))
         check_flag("strict", self.strict)
 
     def _check_numbers(self) -> None:
         """Each by itself."""
-        check_number("alpha", self.alpha, high=1.0)
-        check_number("threshold", self.threshold, low=-math.inf, optional=True)
-        check_count("permutations", self.permutations, least=0)
-        check_number("relative_epsilon", self.relative_epsilon)
-        for name in ("feature_weight", "label_weight"):
-            value = getattr(self, name)
-            if value != 0:
-                check_number(name, value)
-        check_count("max_samples", self.max_samples, least=2)
-        check_number("tol", self.tol, high=1.0)
-        check_count("max_iterations", self.max_iterations, least=1)
-        check_count("seed", self.seed, least=0)
+        check_fields(self, check_number, "alpha", "tol", high=1.0)
+        check_fields(self, check_number, "threshold", low=-math.inf, optional=True)
+        check_fields(self, check_count, "permutations", "seed", least=0)
+        check_fields(self, check_number, "relative_epsilon")
+        check_fields(self, check_number, "feature_weight", "label_weight", closed=True)
+        check_fields(self, check_count, "max_samples", least=2)
+        check_fields(self, check_count, "max_iterations")
 
 
 @dataclass(frozen=True)

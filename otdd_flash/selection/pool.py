@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
+from otdd_flash.arguments import check_datasets
+from otdd_flash.checks import check_count, check_share, shown
 from otdd_flash.selection.relaxed import Constraints
 from otdd_flash.types import LabeledDataset
 
@@ -22,12 +23,8 @@ def count_of(n_to_select: int | float, n: int) -> int:
     Raises:
         ValueError: not a positive count within the pool, nor a fraction in (0, 1).
     """
-    if isinstance(n_to_select, Integral) and not isinstance(n_to_select, bool):
-        count = int(n_to_select)
-    elif isinstance(n_to_select, Real) and not isinstance(n_to_select, bool) and 0 < n_to_select < 1:
-        count = max(1, math.floor(float(n_to_select) * n))
-    else:
-        raise ValueError(f"n_to_select must be a count or a fraction in (0, 1), got {n_to_select!r}")
+    share = check_share("n_to_select", n_to_select)
+    count = share if isinstance(share, int) else max(1, math.floor(share * n))
     if not 1 <= count <= n:
         raise ValueError(f"n_to_select must lie between 1 and the {n} samples of the pool, got {count}")
     return count
@@ -35,9 +32,7 @@ def count_of(n_to_select: int | float, n: int) -> int:
 
 def stack(pool: LabeledDataset | Sequence[LabeledDataset]) -> tuple[LabeledDataset, tuple[str, ...], Any]:
     """One data set of all sources with ids ``0..n-1``, their names, and (source, original row) of each sample."""
-    parts = [pool] if isinstance(pool, LabeledDataset) else list(pool)
-    if not parts or not all(isinstance(part, LabeledDataset) for part in parts):
-        raise TypeError("pool must be a LabeledDataset or a non-empty sequence of them")
+    parts = check_datasets("pool", [pool] if isinstance(pool, LabeledDataset) else pool)
     widths = [(part.name, part.d) for part in parts]
     if len({d for _, d in widths}) > 1:
         raise ValueError(f"the sources of the pool differ in width: {widths}; bring them to one first")
@@ -84,18 +79,18 @@ def _quotas(pool: LabeledDataset, count: int, balance: Balance) -> list[int]:
     if balance is None:
         return [count]
     if isinstance(balance, Mapping):
-        unknown = sorted(set(balance) - set(pool.class_names))
+        unknown = sorted(map(str, set(balance) - set(pool.class_names)))
         if unknown:
             raise ValueError(f"balance names classes that the pool has not: {unknown}; it has {pool.class_names}")
-        quotas = [int(balance.get(name, 0)) for name in pool.class_names]
+        quotas = [check_count(f"balance of {name}", balance.get(name, 0), least=0) for name in pool.class_names]
         if sum(quotas) != count or any(q < 0 or q > s for q, s in zip(quotas, sizes, strict=True)):
             raise ValueError(
                 f"balance asks for {dict(zip(pool.class_names, quotas, strict=True))}, which must sum to n_to_select = "
                 f"{count} and stay within {dict(zip(pool.class_names, sizes, strict=True))}"
             )
         return quotas
-    if balance != "classes":
-        raise ValueError(f"balance must be None, 'classes' or counts by class name, got {balance!r}")
+    if not isinstance(balance, str) or balance != "classes":
+        raise ValueError(f"balance must be None, 'classes' or counts by class name, got {shown(balance)}")
     quotas = [0] * len(sizes)
     while sum(quotas) < count:
         # one more for the class that has given least so far: equal shares, the small classes' rest goes to the others

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_count
+from otdd_flash.checks import check_count, check_number
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.labels.blocks import class_statistics
@@ -95,7 +95,7 @@ def rank(
     start = time.perf_counter()
     job = _Job(chosen, seed, least=4 if bootstrap else 1)
     goal = job.load(as_sources({"target": target} if _nameless(target) else [target])[0])
-    seen = job.look(as_sources(candidates), goal, screen)
+    seen = job.look(as_sources(candidates, "candidates"), goal, screen)
     job.require(seen)
     settings = _settings(chosen, [item.moments for item in seen], goal)
     kept = None if screen is None else cut([item.screened for item in seen], screen)
@@ -317,11 +317,10 @@ def _with_test(item: RankedSet, difference: float, replicated: Tensor, z: float)
 
 
 def _check(bootstrap: int, level: float) -> None:
-    check_count("bootstrap", bootstrap, least=0)
+    bootstrap = check_count("bootstrap", bootstrap, least=0)
     if bootstrap != 0 and bootstrap < 10:
         raise ValueError(f"bootstrap must be 0 or at least 10 replicates, got {bootstrap}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level}")
+    check_number("level", level, high=1.0)
 
 
 def _nameless(target: Any) -> bool:

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.checks import check_path
 from otdd_flash.errors import optional_import
 
 SUFFIXES = (".parquet", ".jsonl")
@@ -27,9 +28,10 @@ def write_columns(columns: dict[str, list[Any]], path: str | os.PathLike[str]) -
         ValueError: another suffix, or columns of different length.
         MissingDependencyError: Parquet without pyarrow.
     """
+    check_path("path", path)
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"the file must end in {' or '.join(SUFFIXES)}, got {path.name!r}")
+        raise ValueError(f"path must end in {' or '.join(SUFFIXES)}, got {path.name!r}")
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns differ in length: {lengths}")

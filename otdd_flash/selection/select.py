@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides, settled
+from otdd_flash.checks import check_choice, check_count, check_fields, check_number, check_type
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.selection.pool import Balance, constrain, count_of, stack
 from otdd_flash.selection.records import write_columns
@@ -46,12 +48,9 @@ class SearchOptions:
     exchanges: int = 40
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.exchanges < 0:
-            raise ValueError(f"exchanges must not be negative, got {self.exchanges}")
-        if not self.relative_gap >= 0:
-            raise ValueError(f"relative_gap must not be negative, got {self.relative_gap}")
+        check_fields(self, check_count, "steps")
+        check_fields(self, check_count, "exchanges", least=0)
+        check_fields(self, check_number, "relative_gap", closed=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +104,8 @@ class Selection:
         """
         if source is None and len(self.sources) == 1:
             source = self.sources[0]
-        if source not in self.sources:
-            raise ValueError(f"source must be one of {', '.join(self.sources)}, got {source!r}")
+        check_choice("source", source, self.sources)
+        assert source is not None
         chosen = self.idx[self.source_of[self.idx] == self.sources.index(source)]
         return self.row_of[chosen].tolist()
 
@@ -192,9 +191,12 @@ def select(
         ValueError: a count that the pool does not hold, counts by class that do not fit, options without a gradient.
         NotConvergedError: under ``strict``.
     """
+    check_sides(target=target)
+    check_type("search", search, SearchOptions, "give SearchOptions(steps=...)", optional=True)
     search = search or SearchOptions()
+    options = settled("select", options, overrides, DEFAULT_OPTIONS)
     stacked, sources, source_of = stack(pool)
-    stacked, target, options = prepare(stacked, target, options or DEFAULT_OPTIONS, overrides)
+    stacked, target, options = prepare(stacked, target, options)
     count = count_of(n_to_select, stacked.n)
     kept = stacked.ids if stacked.ids is not None else torch.arange(stacked.n)
     source_of, row_of = source_of[0][kept.cpu()], source_of[1][kept.cpu()]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from otdd_flash.checks import check_visible
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.types import LabeledDataset
 
 
 def prepare(
-    pool: LabeledDataset, target: LabeledDataset, options: DistanceOptions, overrides: dict[str, Any]
+    pool: LabeledDataset, target: LabeledDataset, options: DistanceOptions
 ) -> tuple[LabeledDataset, LabeledDataset, DistanceOptions]:
     """Sides as they will be compared (subsampled, on their device) and the options that remain.
 
     Raises:
         ValueError: options under which the distance has no gradient in the pool's weights.
     """
-    options = replace(options, **overrides)
+    check_visible("device", options.device)
     if options.reaches != (None, None) or options.convention is not None or not options.debiased:
         raise ValueError(
             "the pool's weights have a gradient only in the balanced, debiased, converged distance: leave reach, "

@@ -27,6 +27,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.arguments import check_sides, settled
+from otdd_flash.checks import check_choice, check_count, check_flag
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.sides import prepare
@@ -63,8 +65,8 @@ class SampleValues:
         Raises:
             ValueError: a part that was not computed.
         """
-        if part not in self.gradients:
-            raise ValueError(f"part must be one of {', '.join(self.gradients)}, got {part!r}")
+        check_choice("part", part, tuple(self.gradients))
+        check_flag("within_class", within_class)
         h, a, y = self.gradients[part], self.pool.normalised_weights, self.pool.y
         if not within_class:
             return _calibrate(h, a, torch.zeros_like(y))
@@ -76,6 +78,7 @@ class SampleValues:
 
     def mislabelled(self, count: int) -> Tensor:
         """The ``count`` rows of the pool whose label contributes most within its class, worst first."""
+        count = check_count("count", count, least=0)
         part: Part = "labels" if "labels" in self.gradients else "total"
         return self.order(part, within_class=True)[:count]
 
@@ -148,7 +151,9 @@ def values(
 
     Source: Just et al. (2023), arXiv 2305.00054, the calibrated gradient.
     """
-    pool, target, options = prepare(pool, target, options or DEFAULT_OPTIONS, overrides)
+    check_sides(pool=pool, target=target)
+    check_flag("parts", parts)
+    pool, target, options = prepare(pool, target, settled("values", options, overrides, DEFAULT_OPTIONS))
     result = dataset_distance(pool, target, options=options)
     gradients = {"total": weight_gradient(result)}
     if parts and result.label_distances is not None and result.feature_weight > 0:

@@ -119,15 +119,14 @@ class SinkhornHessian:
             start: ``(n d,)`` or ``(n, d)`` start vector in place of a random one.
         """
         count, max_steps = (check_count(name, c) for name, c in (("count", count), ("max_steps", max_steps)))
-        tol = check_number("tol", tol, high=1.0)
+        tol, seed = check_number("tol", tol, high=1.0), check_count("seed", seed, least=0)
         if start is None:
-            seed = check_count("seed", seed, least=0)
             generator = torch.Generator().manual_seed(seed)
             start = torch.randn(self.shape[0], generator=generator, dtype=torch.float64)
         check_tensor("start", start, shapes=[(self.shape[0],), self.points])
+        start = start.reshape(-1).to(self.device, torch.float64)
         if not 0 < float(start.norm()) < torch.inf:
             raise ValueError("start must be finite and not zero")
-        start = start.reshape(-1).to(self.device, torch.float64)
         return lanczos(self.__matmul__, start, count=count, tol=tol, max_steps=max_steps)
 
     def solve(

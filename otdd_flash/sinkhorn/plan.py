@@ -146,7 +146,11 @@ class TransportPlan:
         """Refuse what is no tensor with a row for each point, on the plan's device."""
         if not isinstance(values, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(values).__name__}: give torch.as_tensor(...)")
+        if values.layout != torch.strided or values.is_quantized:
+            raise TypeError(f"{name} must be a dense tensor of plain numbers, got {values.layout} of {values.dtype}")
         if values.dim() not in (1, 2) or values.shape[0] != length:
             raise ValueError(f"{name} must have {length} rows, got shape {tuple(values.shape)}")
         if values.device != self.cost.device:
             raise ValueError(f"{name} is on {values.device}, the plan on {self.cost.device}: move one of them")
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{name} holds NaN or infinity")

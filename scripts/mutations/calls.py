@@ -29,7 +29,7 @@ class Call:
         options: a dataclass whose fields the function takes as further arguments.
         words: other names of an argument in messages.
         leave: arguments that are not mutated.
-        raises: further documented errors.
+        raises: further documented errors, which say what they are about in words of their own.
     """
 
     name: str
@@ -51,6 +51,21 @@ class Call:
         if self.options is not None:
             kinds |= {item.name: str(item.type) for item in fields(self.options)}
         return {name: kind for name, kind in kinds.items() if name not in self.leave and not name.startswith("_")}
+
+
+# words of messages that say which argument is meant, whatever the function
+WORDS = {
+    "a": ["weights of x", "weights a"], "b": ["weights of y", "weights b"], "problems": ["pair"],
+    "relative_epsilon": ["epsilon"], "feature_weight": ["costs"], "label_weight": ["costs"],
+    "label_distance": ["label distance", "label table"], "method": ["label distance", "label_distance", "label table"],
+    "datasets": ["data set"], "candidates": ["candidate", "data set"], "target": ["data sets", "sets", "data set"],
+    "source": ["data sets", "sets"], "reach_y": ["reach"], "reach_x": ["reach"], "workers": ["datasets"],
+    "source_names": ["joint"], "target_names": ["joint"],
+    "X": ["features"], "df": ["column"], "features": ["column"], "text": ["column"], "image": ["column"],
+    "label": ["column"], "weights": ["column"], "classes": ["class"], "class_names": ["names"], "name": ["data set"],
+    "keys": ["items"], "dataset": ["items", "zero rows"], "labels": ["y must"], "design": ["w", "x"], "w": ["x"],
+    "target_embedder": ["embedder"],
+}  # fmt: skip
 
 
 class Kit:
@@ -123,8 +138,8 @@ class Kit:
         """A data frame."""
         import pandas
 
-        rows = np.arange(8)
-        return pandas.DataFrame({"a": rows / 8, "b": rows % 3, "w": 1 + rows, "label": rows % 2})
+        rows = np.arange(12)
+        return pandas.DataFrame({"a": rows / 12, "b": rows % 3, "w": 1 + rows, "label": rows % 2})
 
     @cached_property
     def table(self) -> Any:
@@ -178,6 +193,10 @@ def _minimise(**further: Any) -> dict[str, Any]:
     return {"objective": objective, "w": KIT.source.x, "method": flows.NewtonCG(max_inner=5), "max_steps": 2, **further}
 
 
+def _length(item: Any) -> float:
+    return float(len(str(item)))
+
+
 def _problems() -> dict[str, Any]:
     return {"problems": [(KIT.source.x, KIT.target.x), (KIT.target.x, KIT.source.x)], "epsilon": 1.0}
 
@@ -203,10 +222,6 @@ def _plan_methods() -> dict[str, Callable[[], dict[str, Any]]]:
 
 def _rows() -> dict[str, Any]:
     return {"X": KIT.source.x.numpy(), "y": KIT.source.y.numpy()}
-
-
-def _features() -> dict[str, Any]:
-    return {"source": KIT.source, "target": KIT.target}
 
 
 def _steppers() -> list[Call]:
@@ -235,16 +250,17 @@ def all_calls() -> tuple[Call, ...]:
         Call("screening_matrix", otdd.screening_matrix, lambda: {"datasets": [KIT.source, KIT.target], "quantiles": 7,
                                                                  "projections": 5, "moments": 3, "seed": 0}),
         Call("screen_then_refine", otdd.screen_then_refine,
-             lambda: {"items": [5, -3, 1], "screen": abs, "refine": abs, "keep": 2}),
+             lambda: {"items": [5, -3, 1], "screen": _length, "refine": _length, "keep": 2}),
         Call("Slices.draw", screening.Slices.draw, lambda: {"datasets": [KIT.source], "projections": 5}),
         Call("Slices.around", screening.Slices.around,
              lambda: {"center": torch.zeros(2, dtype=torch.float64), "spread": 1.0, "projections": 5}),
         _method("Slices.project", "slices", "project", lambda: {"dataset": KIT.source}),
         _method("Slices.summary", "slices", "summary", lambda: {"dataset": KIT.source, "quantiles": 7}),
         Call("sinkhorn_divergence", otdd.sinkhorn_divergence, _points(a=torch.ones(12), b=torch.ones(10))),
-        Call("sinkhorn_batch", otdd.sinkhorn_batch, _problems, words={"problems": ["pair"]}),
+        Call("sinkhorn_batch", otdd.sinkhorn_batch, _problems),
         Call("differentiable_divergence", otdd.differentiable_divergence,
-             lambda: {**_points(a=torch.ones(12), b=torch.ones(10))(), "labels": _terms()}),
+             lambda: {**_points(a=torch.ones(12), b=torch.ones(10))(), "labels": _terms()},
+             words={"x": ["a", "x_labels"], "y": ["b", "y_labels"]}),
         Call("LabelTerm", lambda table, x_labels, y_labels, weight: otdd.differentiable_divergence(
             KIT.source.x, KIT.target.x, epsilon=1.0, labels=otdd.LabelTerm(table, x_labels, y_labels, weight)),
             lambda: {**vars(_terms())}),
@@ -257,7 +273,8 @@ def all_calls() -> tuple[Call, ...]:
         Call("minimise", flows.minimise, _minimise),
         Call("SinkhornObjective", lambda **given: flows.SinkhornObjective(**given)(KIT.source.x),
              lambda: {"y": KIT.target.x, "epsilon": 1.0, "a": torch.ones(12), "b": torch.ones(10), "labels": None,
-                      "debiased": True, "options": sinkhorn.SolverOptions(), "execution": sinkhorn.Execution()}),
+                      "debiased": True, "options": sinkhorn.SolverOptions(), "execution": sinkhorn.Execution()},
+             words={"y": ["x", "costs"]}),
         Call("LinearPullback", lambda **given: flows.LinearPullback(**given)(torch.ones(3, 2, dtype=torch.float64)),
              lambda: {"objective": _minimise()["objective"], "design": torch.ones(12, 3, dtype=torch.float64)}),
         *(_class(kind) for kind in (flows.Adam, flows.NewtonCG, flows.TrustRegion, flows.AdamNewton)),
@@ -299,7 +316,7 @@ def all_calls() -> tuple[Call, ...]:
              "label_distance": "gaussian_diag", "relative_epsilon": 0.1, "steps": 3, "exchanges": 2}),
         Call("OTDDSelector.fit", lambda **given: otdd.OTDDSelector(4, steps=3, exchanges=2).fit(**given),
              lambda: {**_rows(), "target": KIT.target.x.numpy(), "target_y": KIT.target.y.numpy()},
-             words={"X": ["Input"], "y": ["Input", "X and y"], "target": ["Input", "X"], "target_y": ["y", "Input"]}),
+             words={"y": ["X"], "target_y": ["target"], "target": ["pool"]}),
         Call("rank", otdd.rank, lambda: {"candidates": [KIT.source], "target": KIT.target, "bootstrap": 0}, distance),
         Call("pairwise", otdd.pairwise, lambda: {"datasets": [KIT.source, KIT.target]}, distance, leave=("workers",)),
         Call("pairwise (workers)", lambda workers: otdd.pairwise([], workers=workers), dict),
@@ -321,7 +338,8 @@ def all_calls() -> tuple[Call, ...]:
              lambda: {"reference": KIT.source, "batch": KIT.source, "permutations": 19, "cache": None}, checks,
              raises=(otdd.DistributionShiftError,)),
         Call("DriftCheck.update", lambda **given: otdd.DriftCheck(KIT.source, cache=None).update(**given),
-             lambda: {"x": KIT.target.x, "y": KIT.target.y, "class_names": None}, words={"x": ["X"], "y": ["X and y"]}),
+             lambda: {"x": KIT.target.x, "y": KIT.target.y, "class_names": None},
+             words={"x": ["X", "batch"], "y": ["X and y", "labels"]}),
         Call("DriftCallback", otdd.DriftCallback, lambda: {"check": KIT.check}),
         _class(otdd.MicrosoftConvention), _class(sinkhorn.SolverOptions), _class(sinkhorn.Execution),
         _class(ImplicitOptions), _class(labels.LabelSinkhorn), _class(labels.ClassNames, embedder=len),
@@ -329,7 +347,8 @@ def all_calls() -> tuple[Call, ...]:
         Call("SamplesLoss", lambda **given: otdd.SamplesLoss(**given)(KIT.source.x, KIT.target.x),
              lambda: {name: p.default for name, p in inspect.signature(otdd.SamplesLoss).parameters.items()}),
         Call("SamplesLoss.forward", lambda a, x, b, y: otdd.SamplesLoss()(a, x, b, y),
-             lambda: {"a": torch.ones(12) / 12, "x": KIT.source.x, "b": torch.ones(10) / 10, "y": KIT.target.x}),
+             lambda: {"a": torch.ones(12) / 12, "x": KIT.source.x, "b": torch.ones(10) / 10, "y": KIT.target.x},
+             words={"x": ["weights a", "points"], "y": ["weights b", "points"], "a": ["masses"], "b": ["masses"]}),
         *(_method(f"TransportPlan.{name}", "plan", name, arguments) for name, arguments in _plan_methods().items()),
         Call("label_distances", labels.label_distances, _sides()),
         Call("LabelDistances.from_joint", labels.LabelDistances.from_joint, lambda: {
@@ -340,26 +359,23 @@ def all_calls() -> tuple[Call, ...]:
         Call("LabelDistances.from_safetensors", labels.LabelDistances.from_safetensors, lambda: {"path": "none"},
              raises=(OSError,)),
         Call("from_arrays", otdd.from_arrays, lambda: {**_rows(), "weights": np.ones(12)},
-             words={"X": ["features"], "y": ["labels", "rows"], "class_names": ["names"]}),
-        Call("from_dataframe", otdd.from_dataframe, lambda: {"df": KIT.frame, "label": "label", "weights": "w"},
-             words={"label": ["column"], "features": ["column"], "text": ["column"], "weights": ["column"],
-                    "classes": ["class"]}),
-        Call("from_huggingface", otdd.from_huggingface, lambda: {"ds": KIT.table, "features": ["a", "b"]},
-             words={"label": ["column"], "features": ["column"], "text": ["column"], "image": ["column"],
-                    "classes": ["class"]}),
-        Call("from_torch", otdd.from_torch, lambda: {"dataset": KIT.torch_set}, words={"classes": ["class"]}),
+             words={"y": ["labels", "rows"]}),
+        Call("from_dataframe", otdd.from_dataframe, lambda: {"df": KIT.frame, "label": "label", "weights": "w"}),
+        Call("from_huggingface", otdd.from_huggingface, lambda: {"ds": KIT.table, "features": ["a", "b"]}),
+        Call("from_torch", otdd.from_torch, lambda: {"dataset": KIT.torch_set}),
         Call("load", otdd.load, lambda: {"name": "iris", "max_samples": 12, "download": False}, raises=(OSError,)),
         Call("subsample", data.subsample, lambda: {"dataset": KIT.source, "max_samples": 5}),
         _class(features.Batching), _class(features.PicturePreprocess),
-        Call("Features.apply", lambda source, target: features.Features().apply(source, target), _features),
+        Call("Features.apply", lambda source, target: features.Features().apply(source, target), _sides(),
+             words={"source": ["features", "texts"], "target": ["features", "texts"]}),
         Call("Features", lambda **given: features.Features(**given).apply(KIT.source, KIT.target),
-             lambda: {"embedder": "raw", "target_embedder": None, "picture_size": None, "scaling": "standard",
+             lambda: {"embedder": "raw", "target_embedder": None, "picture_size": None, "scaling": "standardize",
                       "fit_on": "both", "mean": None, "std": None, "batching": features.Batching(), "cache": None}),
         Call("Pca", lambda n_components: features.Pca(n_components).fitted(KIT.source), lambda: {"n_components": 1}),
-        Call("table_pair", features.table_pair, lambda: {"source": KIT.frame, "target": KIT.frame, "label": "label"},
-             words={"label": ["column"], "weights": ["column"]}),
-        Call("LabeledDataset", otdd.LabeledDataset,
-             lambda: {"x": KIT.source.x, "y": KIT.source.y, "class_names": ("a", "b", "c")}),
+        Call("table_pair", features.table_pair, lambda: {"source": KIT.frame, "target": KIT.frame, "label": "label"}),
+        Call("LabeledDataset", lambda **given: otdd.LabeledDataset(**given).n, options=otdd.LabeledDataset,
+             arguments=lambda: {"x": KIT.source.x, "y": KIT.source.y, "class_names": ("a", "b", "c")},
+             words={"x": ["y"]}),
         _method("LabeledDataset.to", "source", "to", lambda: {"device": "cpu"}),
         Call("report", otdd.report, lambda: {"results": KIT.result, "path": "page.html"}, raises=(OSError,)),
         Call("render", reporting.render, lambda: {"results": [KIT.result, KIT.values]}, raises=(OSError,)),

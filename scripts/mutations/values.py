@@ -15,6 +15,14 @@ from torch import Tensor
 from otdd_flash import DistanceOptions, LabeledDataset, from_arrays
 from otdd_flash.data import TextDataset
 
+
+class _Anything:
+    """A class that is called with anything, where one of its instances is due."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
 # by name: what is put there whatever stood there before
 ANYTHING: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -71,7 +79,7 @@ ANYTHING: dict[str, Callable[[], Any]] = {
     "tuple": lambda: (0, 1),
     "empty tuple": tuple,
     "object": object,
-    "class": lambda: int,
+    "class": lambda: _Anything,
     "function": lambda: lambda *arguments: None,
     "generator": lambda: (i for i in range(3)),
     "range": lambda: range(3),

@@ -134,5 +134,5 @@ def test_nothing_to_solve() -> None:
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"relative_epsilon": float("nan")}])
 def test_epsilon_must_be_positive(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be positive and finite"):
+    with pytest.raises(ValueError, match="epsilon must be finite and greater than 0"):
         LabelSinkhorn(**wrong)

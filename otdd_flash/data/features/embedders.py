@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_count, check_device, check_fields, check_flag, shown
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.errors import optional_import
@@ -34,8 +35,10 @@ class Batching:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"batch size must be at least 1, got {self.size}")
+        check_fields(self, check_count, "size")
+        check_device("device", self.device)
+        if self.progress is not None:
+            check_flag("progress", self.progress)
 
     def run(self, n: int, step: Callable[[slice], Tensor], title: str) -> Tensor:
         """``step`` over slices of ``range(n)``, its rows joined on the CPU."""
@@ -89,8 +92,7 @@ class Pca(Embedder):
     stored = False
 
     def __init__(self, n_components: int, mean: Tensor | None = None, components: Tensor | None = None) -> None:
-        if n_components < 1:
-            raise ValueError(f"n_components must be at least 1, got {n_components}")
+        n_components = check_count("n_components", n_components)
         self.n_components, self.mean, self.components = n_components, mean, components
         self.name = f"pca:{n_components}"
         if mean is not None and components is not None:
@@ -155,7 +157,7 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     from otdd_flash.data.features.tables import TableEmbedder
     from otdd_flash.data.features.transformers import TransformerEmbedder, is_transformer
 
-    if spec is None or spec == "raw":
+    if spec is None or (isinstance(spec, str) and spec == "raw"):
         return []
     if isinstance(spec, Embedder):
         return [spec]
@@ -165,6 +167,8 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
         return [TransformerEmbedder(spec)]
     if callable(spec):
         return [ModuleEmbedder(spec)]
+    if not isinstance(spec, str):
+        raise TypeError(f"embedder must be a name, a torch module, a callable or a transformer, got {shown(spec)}")
     kind, _, rest = str(spec).partition(":")
     if spec == "table":
         return [TableEmbedder()]

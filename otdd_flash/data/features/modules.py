@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from otdd_flash.checks import check_count, check_fields, check_number, check_size, shown
 from otdd_flash.data.features.embedders import Batching, Embedder, content_key
 from otdd_flash.errors import optional_import
 from otdd_flash.types import LabeledDataset
@@ -30,6 +32,16 @@ class PicturePreprocess:
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     channels: int = 3
+
+    def __post_init__(self) -> None:
+        check_fields(self, check_count, "channels")
+        check_size("size", self.size)
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list) or len(value) not in (1, self.channels):
+                raise TypeError(f"{name} must be {self.channels} numbers, one a channel, got {shown(value)}")
+            for number in value:
+                check_number(name, number, low=-math.inf if name == "mean" else 0.0)
 
     def __call__(self, pictures: Tensor) -> Tensor:
         """``(b, c, h, w)`` pictures in [0, 1] to the model's input.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, check_path, check_size, check_type
 from otdd_flash.data.features import cache as store
 from otdd_flash.data.features.embedders import AnyDataset, Batching, Embedder, resolve_embedder
 from otdd_flash.data.features.modules import ModuleEmbedder
@@ -90,10 +91,11 @@ class Features:
     cache: str | Path | None = "default"
 
     def __post_init__(self) -> None:
-        if self.scaling not in ("none", "standardize", "l2"):
-            raise ValueError(f"scaling must be none, standardize or l2, got {self.scaling!r}")
-        if self.fit_on not in _SIDES:
-            raise ValueError(f"fit_on must be source, target or both, got {self.fit_on!r}")
+        check_choice("scaling", self.scaling, ("none", "standardize", "l2"))
+        check_choice("fit_on", self.fit_on, ("source", "target", "both"))
+        check_type("batching", self.batching, Batching, "give Batching(size=...)")
+        check_path("cache", self.cache, optional=True)
+        check_size("picture_size", self.picture_size)
         if (self.mean is None) != (self.std is None):
             raise ValueError("give mean and std together, or neither")
         if self.mean is not None and self.scaling != "standardize":

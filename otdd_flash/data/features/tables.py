@@ -7,11 +7,12 @@ distance of 2 in a standardised number, and of ``2 (1 - sum_c p_c^2) <= 2`` in a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
+from otdd_flash.checks import check_choice, shown
 from otdd_flash.data.arrays import from_arrays
 from otdd_flash.data.classes import encode_labels
 from otdd_flash.data.features.embedders import Batching, Embedder
@@ -98,8 +99,12 @@ def table_pair(
     Raises:
         ValueError: columns that differ or are not there, missing values, a category that the transformer does not know.
     """
-    if fit_on not in ("source", "target", "both"):
-        raise ValueError(f"fit_on must be source, target or both, got {fit_on!r}")
+    check_choice("fit_on", fit_on, ("source", "target", "both"))
+    for argument, column in (("label", label), ("weights", weights)):
+        if not isinstance(column, Hashable):
+            raise TypeError(f"{argument} must name a column, got {shown(column)}")
+    if not isinstance(names, tuple | list) or len(names) != 2:
+        raise TypeError(f"names must be two, of the source and of the target, got {shown(names)}")
     frames = [_frame(side, name) for side, name in ((source, "source"), (target, "target"))]
     other = [label] if weights is None else [label, weights]
     columns = _columns(frames, other)
