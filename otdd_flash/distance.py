@@ -56,6 +56,7 @@ LabelDistance = (
 )
 SMALL_SAMPLE = 1000
 _LARGEST = 1e150  # its square is a float
+_MOST_EPSILON = 1e300  # twice it is one
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class DistanceOptions:
     convention: MicrosoftConvention | Literal["microsoft"] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, check_number, "relative_epsilon", high=_LARGEST)
-        check_fields(self, check_number, "epsilon", "label_epsilon", high=_LARGEST, optional=True)
+        check_fields(self, check_number, "relative_epsilon", high=_MOST_EPSILON)
+        check_fields(self, check_number, "epsilon", "label_epsilon", high=_MOST_EPSILON, optional=True)
         check_fields(self, check_number, "reach", "reach_x", "reach_y", low=1 / _LARGEST, high=_LARGEST, optional=True)
         check_fields(self, check_number, "feature_weight", "label_weight", closed=True)
         for name in ("debiased", "strict", "progress"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.arguments import check_sides
-from otdd_flash.checks import check_callable, check_path, check_type
+from otdd_flash.checks import check_callable, check_path, check_tensor, check_type
 from otdd_flash.labels.cache import cache_path, check_writable, keep, load_cached
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
@@ -129,16 +129,13 @@ def _given_tables(tables: Any, source_names: Sequence[str], target_names: Sequen
     try:
         triple = isinstance(tables, tuple | list) and len(tables) == 3
         for part in tables if triple else (tables,):
-            torch.as_tensor(part)
+            check_tensor("label_distance", torch.as_tensor(part))
     except (TypeError, RuntimeError, ValueError) as error:
         raise TypeError(
             f"label_distance must be one of {', '.join(METHODS)}, names, precomputed tables or a callable "
             f"(points, points) -> squared distance, got {type(tables).__name__}: {error}"
         ) from error
-    try:
-        return LabelDistances.from_tables(tables, source_names, target_names)
-    except NotImplementedError as error:
-        raise ValueError("label_distance must hold numbers, got a tensor on the device meta") from error
+    return LabelDistances.from_tables(tables, source_names, target_names)
 
 
 def _number(value: Any, p: ClassSample, q: ClassSample) -> float:

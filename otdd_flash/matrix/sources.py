@@ -40,7 +40,8 @@ class SetSource:
                 f"{self.name} gave {type(found).__name__}, must be a LabeledDataset: use otdd_flash.from_arrays(X, y) "
                 "or otdd_flash.load; texts need an embedder first (otdd_flash.data.features.Features)"
             )
-        return replace(found, name=self.name)
+        # no derivative is taken here, and a graph would be carried through every solve
+        return replace(found, name=self.name, x=found.x.detach())
 
 
 def as_sources(datasets: Any, argument: str = "datasets") -> list[SetSource]:

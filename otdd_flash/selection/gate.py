@@ -74,7 +74,8 @@ class CheckOptions:
 
     def _check_numbers(self) -> None:
         """Each by itself."""
-        check_fields(self, check_number, "alpha", "tol", high=1.0)
+        check_fields(self, check_number, "alpha", low=1e-15, high=1.0)
+        check_fields(self, check_number, "tol", high=1.0)
         check_fields(self, check_number, "threshold", low=-math.inf, optional=True)
         check_fields(self, check_count, "permutations", "seed", least=0)
         check_fields(self, check_number, "relative_epsilon")

@@ -249,7 +249,7 @@ def check_solve(epsilon: Any, debiased: Any, options: Any, execution: Any) -> fl
     check_flag("debiased", debiased)
     check_type("options", options, SolverOptions, "give SolverOptions(tol=...)")
     check_type("execution", execution, Execution, "give Execution(backend=...)")
-    return check_number("epsilon", epsilon, high=1e150)
+    return check_number("epsilon", epsilon, high=1e300)
 
 
 def summarise(

@@ -77,6 +77,8 @@ class SinkhornHessian:
         """``H v`` for one direction ``(n, d)`` or ``(n d,)``, or several at once ``(n d, s)``; float64, same shape."""
         n, d = self.points
         check_tensor("v", v)
+        if not bool(torch.isfinite(v).all()):
+            raise ValueError("v holds NaN or infinity")
         if tuple(v.shape) == (n, d):
             directions = v[None]
         elif v.dim() in (1, 2) and v.shape[0] == n * d:

@@ -108,7 +108,7 @@ def test_subset_in_another_order() -> None:
 
 
 def test_unknown_metric() -> None:
-    with pytest.raises(ValueError, match="metric must be root or value, got 'cosine'"):
+    with pytest.raises(ValueError, match="metric must be one of root, value, got 'cosine'"):
         made(torch.zeros(2, 2).double()).matrix("cosine")
 
 

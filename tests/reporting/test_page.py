@@ -346,7 +346,7 @@ def test_a_missing_package_says_how_to_get_it(
 
 
 def test_other_things_are_refused(results: Results) -> None:
-    with pytest.raises(TypeError, match=r"a report shows DistanceResult.*got dict"):
+    with pytest.raises(TypeError, match=r"results must be DistanceResult.*got .*value"):
         render({"value": 1.0})
     with pytest.raises(ValueError, match="results is empty"):
         render([])

@@ -148,7 +148,7 @@ def test_screen_then_refine_counts_and_ties() -> None:
     assert tied.rank_correlation == pytest.approx(-1.0)
     assert screen_then_refine([1, 2], float, float, keep=2).rank_correlation is None
     for wrong in (0, 5, 1.0, True, -0.5):
-        with pytest.raises(ValueError, match="keep"):
+        with pytest.raises((TypeError, ValueError), match="keep"):
             screen_then_refine(range(4), float, float, keep=wrong)
     with pytest.raises(ValueError, match=r"NaN for the items \[1\]"):
         screen_then_refine([1.0, math.nan], float, float, keep=1)
