@@ -67,9 +67,9 @@ def check_share(name: str, value: Any) -> Any:
         ValueError: another number.
     """
     if not _is_real(value):
-        raise TypeError(f"{name} must be a count or a fraction in (0, 1), got {shown(value)}")
+        raise TypeError(f"{name} must be a positive count or a fraction in (0, 1), got {shown(value)}")
     if not (0 < value < 1 or (_is_integer(value) and 1 <= value <= _MOST)):
-        raise ValueError(f"{name} must be a count of at least 1 or a fraction in (0, 1), got {shown(value)}")
+        raise ValueError(f"{name} must be a positive count or a fraction in (0, 1), got {shown(value)}")
     return int(value) if value >= 1 else float(value)
 
 

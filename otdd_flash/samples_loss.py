@@ -102,6 +102,8 @@ class SamplesLoss(nn.Module):
             {"blur": blur, "reach": reach, "diameter": diameter, "scaling": scaling, "tol": tol},
             {"debias": debias, "potentials": potentials, "verbose": verbose},
         )
+        blur, scaling = float(blur), float(scaling)
+        reach, diameter, tol = (None if value is None else float(value) for value in (reach, diameter, tol))
         self.loss, self.p, self.blur, self.reach, self.diameter, self.scaling = loss, p, blur, reach, diameter, scaling
         self.truncate, self.cost, self.kernel, self.cluster_scale = truncate, cost, kernel, cluster_scale
         self.debias, self.potentials, self.verbose, self.backend = debias, potentials, verbose, backend

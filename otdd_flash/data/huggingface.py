@@ -106,6 +106,8 @@ def resolve(ds: Any, image: str | None, text: str | None, features: str | Sequen
     known = ds.column_names
     kind, value = given[0] if given else ("image", _only_image(ds, label))
     check_type(kind, value, (str, list, tuple), "name the column")
+    if not value:
+        raise ValueError(f"{kind} is empty: name a column of {ds.column_names}")
     names = (value,) if isinstance(value, str) else tuple(value)
     if known is not None:
         lost = [column for column in (*names, label) if column not in known]

@@ -90,7 +90,8 @@ def to_matrix(features: Any, image_shape: Sequence[int] | None = None) -> Matrix
     tensor = as_tensor(features)
     if image_shape is not None:
         several = isinstance(image_shape, Iterable) and getattr(image_shape, "ndim", 1) == 1
-        tensor = _unflatten(tensor, tuple(image_shape) if several else (image_shape,))
+        shape: tuple[Any, ...] = tuple(image_shape) if several else (image_shape,)
+        tensor = _unflatten(tensor, shape)
     if tensor.ndim in (3, 4):
         return picture_matrix(*channels_first(tensor))
     if tensor.ndim != 2:

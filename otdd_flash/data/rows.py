@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otdd_flash.checks import check_type
+from otdd_flash.checks import check_count, check_type
 from otdd_flash.data.arrow import to_frame
 from otdd_flash.data.classes import Classes, encode_labels, name_classes, plain
 from otdd_flash.data.decoding import SampleError
@@ -77,6 +77,7 @@ class Selection:
                 raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        check_count("seed", self.seed, least=-(2**63))
         if self.classes is not None:
             object.__setattr__(self, "classes", _asked_classes(self.classes))
 

