@@ -131,7 +131,7 @@ def test_failed_sets_exit_1_with_the_page_written(otdd: Command, tmp_path: Path)
     [
         ("report.file=.", "it is a folder"),
         ("report.file=taken/page.html", "is no folder"),
-        ("report.top=-1", "top must be a count of samples, at least 0, got -1"),
+        ("report.top=-1", "top must be at least 0, got -1"),
         ("sets=[{name:iris,as:iris}]", "are the names of source or target"),
         ("saved=[]", "saved is empty"),
     ],
