@@ -64,9 +64,7 @@ def main() -> int:
     cases = chosen(given.count, given.seed, given.only)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OTDD_CACHE"] = folder
-        os.chdir(folder)
         outcomes = [(case, outcome(*case, limit=given.limit)) for case in cases]
-        os.chdir("/")
     failures = [(case, said) for case, said in outcomes if said not in ("works", "refused")]
     for (call, argument, name), said in failures:
         print(f'--only "{call.name}/{argument}/{name}"  # {said}')
@@ -91,6 +89,15 @@ def chosen(count: int, seed: int, only: str) -> list[Case]:
 
 def outcome(call: Call, argument: str, name: str, *, limit: float) -> str:
     """``works``, ``refused`` with a good message, or what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:  # what one call writes is not there for the next
+        os.chdir(folder)
+        try:
+            return _outcome(call, argument, name, limit)
+        finally:
+            os.chdir("/")
+
+
+def _outcome(call: Call, argument: str, name: str, limit: float) -> str:
     arguments = call.arguments()
     value = arguments[argument] = mutated(name, arguments.get(argument))
     try:

@@ -88,7 +88,7 @@ def choose_columns(
     notes: tuple[str, ...] = ()
     if text is not None or features is not None:
         asked: Any = features if text is None else [text]
-        one = isinstance(asked, str) or not isinstance(asked, Iterable)
+        one = isinstance(asked, str) or not isinstance(asked, Iterable) or getattr(asked, "ndim", 1) == 0
         wanted = [str(name) for name in ([asked] if one else asked)]
         if not wanted:
             raise ValueError("features is empty: name the columns, or None for all but the labels and weights")

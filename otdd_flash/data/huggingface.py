@@ -63,6 +63,7 @@ def from_huggingface(
     if isinstance(ds, dict):
         raise ValueError(f"this holds several splits, {list(ds)}: choose one, e.g. ds[{next(iter(ds), 'train')!r}]")
     check_text("name", name, optional=True)
+    check_text("label", label)
     if not hasattr(ds, "column_names"):
         raise ValueError(f"ds must be a datasets.Dataset or IterableDataset, got {type(ds).__name__}")
     title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from otdd_flash.checks import check_text
 from otdd_flash.data.matrix import LEVELS
 from otdd_flash.types import LabeledDataset
 
@@ -41,6 +42,7 @@ class PictureSize:
         Raises:
             ValueError: no two positive integers, more pixels than a picture can sensibly have, or another fit.
         """
+        check_text("fit", fit)
         if resize is None:
             if fit != "stretch":
                 raise ValueError(f"fit={fit!r} says how pictures are brought to a size: give the size as resize=(h, w)")

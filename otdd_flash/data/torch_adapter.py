@@ -69,6 +69,8 @@ def from_torch(
             "this is a Hugging Face data set: use otdd_flash.from_huggingface(dataset, image=..., label=...)"
         )
     check_text("name", name, optional=True)
+    if getattr(labels, "ndim", 1) == 0 or getattr(labels, "is_meta", False):
+        raise TypeError(f"labels must be one a sample, got {type(labels).__name__} without any")
     check_count("stream_limit", stream_limit, optional=True)
     if not isinstance(keys, tuple | list) or len(keys) != 2:
         raise TypeError(f"keys must be two, of the features and of the label in an item, got {shown(keys)}")

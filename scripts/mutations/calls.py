@@ -59,12 +59,13 @@ WORDS = {
     "relative_epsilon": ["epsilon"], "feature_weight": ["costs"], "label_weight": ["costs"],
     "label_distance": ["label distance", "label table"], "method": ["label distance", "label_distance", "label table"],
     "datasets": ["data set"], "candidates": ["candidate", "data set"], "target": ["data sets", "sets", "data set"],
-    "source": ["data sets", "sets"], "reach_y": ["reach"], "reach_x": ["reach"], "workers": ["datasets"],
+    "source": ["data sets", "sets"], "max_samples": ["n_to_select"], "channels": ["mean"],
+    "reach_y": ["reach"], "reach_x": ["reach"], "workers": ["datasets"],
     "source_names": ["joint"], "target_names": ["joint"],
     "X": ["features"], "df": ["column"], "features": ["column"], "text": ["column"], "image": ["column"],
     "label": ["column"], "weights": ["column"], "classes": ["class"], "class_names": ["names"], "name": ["data set"],
-    "keys": ["items"], "dataset": ["items", "zero rows"], "labels": ["y must", "y is"], "design": ["w", "x"],
-    "w": ["x"], "target_embedder": ["embedder"],
+    "keys": ["items"], "dataset": ["items", "zero rows", "features"], "labels": ["y must", "y is"], "design": ["w", "x"],
+    "weight": ["costs"], "w": ["x"], "target_embedder": ["embedder"],
 }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def table_pair(
     for argument, column in (("label", label), ("weights", weights)):
         if not isinstance(column, Hashable):
             raise TypeError(f"{argument} must name a column, got {shown(column)}")
-    if not isinstance(names, tuple | list) or len(names) != 2:
+    if not isinstance(names, tuple | list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise TypeError(f"names must be two, of the source and of the target, got {shown(names)}")
     frames = [_frame(side, name) for side, name in ((source, "source"), (target, "target"))]
     other = [label] if weights is None else [label, weights]
