@@ -85,7 +85,7 @@ def from_torch(
         draw = Draw(max_samples, seed, stream_limit, classes)
         title = name or type(base).__name__
         return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), size=size))
-    if isinstance(base, torch.Tensor) or not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
+    if isinstance(base, torch.Tensor | dict) or not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
         raise ValueError(f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(base).__name__}")
     return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, size=size, name=name), selection)
 

@@ -107,6 +107,10 @@ class Slices:
         out = line * self.mixing[:, 0]
         if self.orders.shape[1]:
             out += self._class_part(line, dataset)[dataset.y]
+        if not bool(torch.isfinite(out).all()):
+            raise ValueError(
+                f"dataset {dataset.name!r} lies too far from what the slices were drawn for: draw them anew"
+            )
         return self.scale * out
 
     def _class_part(self, line: Tensor, dataset: LabeledDataset) -> Tensor:

@@ -78,7 +78,7 @@ class CheckOptions:
         check_fields(self, check_number, "tol", high=1.0)
         check_fields(self, check_number, "threshold", low=-math.inf, optional=True)
         check_fields(self, check_count, "permutations", "seed", least=0)
-        check_fields(self, check_number, "relative_epsilon")
+        check_fields(self, check_number, "relative_epsilon", high=1e150)
         check_fields(self, check_number, "feature_weight", "label_weight", high=1e150, closed=True)
         check_fields(self, check_count, "max_samples", least=2)
         check_fields(self, check_count, "max_iterations")

@@ -366,7 +366,7 @@ def make_cloud(points: Tensor, weights: Tensor | None, name: str, *, normalise: 
         check_tensor(f"weights of {name}", weights)
     try:
         weights = torch.as_tensor(weights, dtype=torch.float64, device=points.device).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"weights of {name} must be a tensor of {n} numbers, got {shown(weights)}") from error
     total = float(weights.sum())
     if weights.shape != (n,):

@@ -64,8 +64,10 @@ WORDS = {
     "source_names": ["joint"], "target_names": ["joint"],
     "X": ["features"], "df": ["column"], "features": ["column"], "text": ["column"], "image": ["column"],
     "label": ["column"], "weights": ["column"], "classes": ["class"], "class_names": ["names"], "name": ["data set"],
-    "keys": ["items"], "dataset": ["items", "zero rows", "features"], "labels": ["y must", "y is"], "design": ["w", "x"],
-    "weight": ["costs"], "w": ["x"], "target_embedder": ["embedder"],
+    "keys": ["items"],
+    "dataset": ["items", "zero rows", "features"], "labels": ["y must", "y is"], "design": ["w", "x"],
+    "weight": ["costs"], "x": ["costs", "features"], "y": ["costs", "features"], "w": ["x", "costs"],
+    "target_embedder": ["embedder"],
 }  # fmt: skip
 
 
