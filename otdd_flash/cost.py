@@ -121,7 +121,7 @@ class DotProductCost:
         alpha, beta = squared_norms(x) / 2, squared_norms(y) / 2
         if self.table is None:
             return Factors(alpha, beta, x, y)
-        rows, columns = self._labels(i), self._labels(j)
+        rows, columns = self.labels_of(i), self.labels_of(j)
         present, position = torch.unique(columns, return_inverse=True)
         u = -self.table[rows][:, present].to(dtype)
         v = torch.nn.functional.one_hot(position, len(present)).to(dtype)
@@ -129,52 +129,81 @@ class DotProductCost:
 
     def mean(self, i: int, j: int) -> float:
         """Mean cost under the independent coupling ``a (x) b``, in O((n + m) d)."""
-        x, y = self._statistics[i], self._statistics[j]
-        value = self.feature_weight * float(x.mean_square + y.mean_square - 2 * (x.mean @ y.mean))
+        return float(self.means([(i, j)])[0])
+
+    def means(self, problems: Sequence[tuple[int, int]]) -> Tensor:
+        """``(B,)`` float64 mean costs of many problems, on the host."""
+        used = sorted({k for pair in problems for k in pair})
+        at = {k: position for position, k in enumerate(used)}
+        first = torch.stack([self._statistics[k].first for k in used])
+        square = torch.stack([self._statistics[k].square for k in used])
+        table = self.feature_weight * (square[:, None] + square[None, :] - 2 * (first @ first.T))
         if self.table is not None:
-            p, q = (torch.zeros(len(self.table), dtype=torch.float64, device=self.device) for _ in range(2))
-            p.index_add_(0, self._labels(i), self.clouds[i].weights / self.clouds[i].weights.sum())
-            q.index_add_(0, self._labels(j), self.clouds[j].weights / self.clouds[j].weights.sum())
-            value += float(p @ self.table @ q)
+            shares = first.new_zeros(len(used), len(self.table))
+            for row, k in enumerate(used):
+                shares[row].index_add_(0, self.labels_of(k), self.clouds[k].weights / self.clouds[k].weights.sum())
+            table = table + shares @ self.table @ shares.T
+        pairs = torch.tensor([[at[i], at[j]] for i, j in problems])
+        return table.cpu()[pairs[:, 0], pairs[:, 1]]
+
+    def total(self, i: int, j: int, u: Tensor, v: Tensor) -> Tensor:
+        """``sum_ij u_i v_j C_ij`` of problem ``(i, j)``, a float64 tensor of no dimension, in O((n + m) d).
+
+        Args:
+            i: first cloud.
+            j: second cloud.
+            u: ``(n,)`` float64.
+            v: ``(m,)`` float64.
+        """
+        x, y = (_moments(self.clouds[k], self.center, weights) for k, weights in ((i, u), (j, v)))
+        value = self.feature_weight * (x.square * v.sum() + y.square * u.sum() - 2 * (x.first @ y.first))
+        if self.table is not None:
+            p, q = (u.new_zeros(len(self.table)).index_add_(0, self.labels_of(k), w) for k, w in ((i, u), (j, v)))
+            value = value + p @ self.table @ q
         return value
 
     def bound(self, i: int, j: int) -> float:
         """An upper bound of the cost between points with weight of problem ``(i, j)``: annealing starts there."""
-        value = self.feature_weight * (self._statistics[i].radius + self._statistics[j].radius) ** 2
+        value = self.feature_weight * (self._radii[i] + self._radii[j]) ** 2
         return value + (0.0 if self.table is None else float(self.table.clamp_min(0).max()))
 
     @cached_property
-    def _statistics(self) -> list[_Statistics]:
-        """Of each cloud about the centre, in float64, in one sweep of row blocks."""
-        return [_statistics(cloud, self.center) for cloud in self.clouds]
+    def _statistics(self) -> list[_Moments]:
+        """Of each cloud about the centre under its weights, in one sweep of row blocks."""
+        return [_moments(cloud, self.center, cloud.weights / cloud.weights.sum()) for cloud in self.clouds]
 
-    def _labels(self, i: int) -> Tensor:
+    @cached_property
+    def _radii(self) -> list[float]:
+        """Largest distance of a point of each cloud from the centre."""
+        return [float(moments.largest) ** 0.5 for moments in self._statistics]
+
+    def labels_of(self, i: int) -> Tensor:
+        """``(n,)`` rows of the table of cloud ``i``."""
         labels = self.clouds[i].labels
         if labels is None:
             raise ValueError(f"cloud {i} has no labels but the cost has a label table")
         return labels
 
 
-class _Statistics(NamedTuple):
-    """Weighted mean ``(d,)``, weighted mean squared norm and largest norm of the points with weight, centred."""
+class _Moments(NamedTuple):
+    """Of a centred cloud under weights ``w``, float64."""
 
-    mean: Tensor
-    mean_square: Tensor
-    radius: float
+    first: Tensor  # (d,) sum_i w_i x_i
+    square: Tensor  # sum_i w_i |x_i|^2
+    largest: Tensor  # max_i |x_i|^2
 
 
-def _statistics(cloud: PointCloud, center: Tensor | None) -> _Statistics:
-    weights = cloud.weights / cloud.weights.sum()
+def _moments(cloud: PointCloud, center: Tensor | None, weights: Tensor) -> _Moments:
     d = cloud.points.shape[1]
-    mean, mean_square, largest = (weights.new_zeros(shape) for shape in ((d,), (), ()))
+    first, square, largest = (weights.new_zeros(shape) for shape in ((d,), (), ()))
     for rows in _row_blocks(cloud.points):
-        centred = cloud.points[rows].to(torch.float64)
-        centred = centred if center is None else centred - center
-        norms = centred.square().sum(1)
-        mean += weights[rows] @ centred
-        mean_square += weights[rows] @ norms
-        largest = torch.maximum(largest, torch.where(weights[rows] != 0, norms, 0.0).max())
-    return _Statistics(mean, mean_square, float(largest) ** 0.5)
+        points = cloud.points[rows]
+        centred = points.to(torch.float64) if center is None else points - center  # float64 either way, one copy
+        norms = torch.linalg.vector_norm(centred, dim=1).square()
+        first += weights[rows] @ centred
+        square += weights[rows] @ norms
+        largest = torch.maximum(largest, torch.where(cloud.weights[rows] != 0, norms, 0.0).max())
+    return _Moments(first, square, largest)
 
 
 def _row_blocks(x: Tensor) -> Iterator[slice]:

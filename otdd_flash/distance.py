@@ -31,6 +31,7 @@ from otdd_flash.checks import (
 )
 from otdd_flash.conventions import MicrosoftConvention, refuse_decided
 from otdd_flash.cost import DotProductCost
+from otdd_flash.errors import NotConvergedError
 from otdd_flash.labels import ClassNames, LabelDistances, LabelSinkhorn, label_distances
 from otdd_flash.ops import Backend, Memory, Precision
 from otdd_flash.progress import progress_bar
@@ -168,13 +169,16 @@ class DistanceResult:
     Args:
         value: squared divergence, in units of the cost.
         root: its square root; that of a value which rounding made negative is zero.
-        converged: every transport problem met ``tol``.
+        converged: every transport problem, those between classes included, met ``tol``, and the value is known to
+            ``max(tol, 1e-3)`` of the larger of itself and epsilon, as far as iterations go.
         marginal_error: the worst L1 error of the marginals (both sides) among the problems, a fraction of the mass.
         iterations: the most passes that a problem took at the target epsilon.
-        dual: dual value, which ``value`` is.
-        primal: primal value of the same plans.
-        gap: what the two differ by, problem by problem: it bounds what more iterations could change.
-        error: stated absolute error of ``value``: the gap and what the precision rounds.
+        dual: made of the dual values, lower bounds of each problem, which ``value`` is.
+        primal: made of the primal values of feasible plans, upper bounds of each problem.
+        gap: duality gap: what the two differ by, problem by problem. The converged value lies in an interval of this
+            width.
+        error: stated absolute error of ``value``: its distance to the farther end of that interval, what the precision
+            rounds and what the label distances leave open.
         epsilon: regularisation, in units of the cost.
         relative_epsilon: the same as a fraction of ``mean_cost``.
         mean_cost: mean cost between both sets under the independent coupling.
@@ -309,7 +313,11 @@ def dataset_distance(
         theirs = convention.value(cost, source, target, options.execution())
         clock["convention"] = time.perf_counter() - start
         result = replace(result, conventional=convention.record(theirs, found.value))
-    report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
+    report_convergence(found.status, solver, strict=options.strict)
+    if options.strict and labels is not None and not labels.converged:
+        raise NotConvergedError(
+            "class-to-class problems are not converged: raise label_epsilon or max_iterations, or loosen tol"
+        )
     return result
 
 
@@ -420,12 +428,15 @@ def _result(
     smallest = min(source.n, target.n)
     if smallest < SMALL_SAMPLE:
         notes.append(f"small sample: {smallest} points; the value moves with the draw, compare several seeds")
-    if found.value < -found.error:
-        notes.append(f"negative beyond the stated error {found.error:.2e}: tighten tol or use precision='fp64'")
+    labels_converged = labels is None or labels.converged
+    # a transport cost moves by no more than the cost itself, and of the three tables two count half
+    error = found.error + (0.0 if labels is None else options.label_weight * labels.error * (1 + options.debiased))
+    if found.value < -error:
+        notes.append(f"negative beyond the stated error {error:.2e}: tighten tol or use precision='fp64'")
     return DistanceResult(
-        value=found.value, root=math.sqrt(max(found.value, 0.0)), converged=found.converged,
+        value=found.value, root=math.sqrt(max(found.value, 0.0)), converged=found.converged and labels_converged,
         marginal_error=found.marginal_error, iterations=found.iterations, dual=found.value, primal=found.primal,
-        gap=found.gap, error=found.error, epsilon=found.epsilon,
+        gap=found.gap, error=error, epsilon=found.epsilon,
         relative_epsilon=found.epsilon / mean_cost if mean_cost > 0 else 0.0, mean_cost=mean_cost,
         debiased=found.debiased, reach_x=options.reaches[0], reach_y=options.reaches[1],
         precision=found.info.precision, memory=found.info.memory, backend=found.info.backend,

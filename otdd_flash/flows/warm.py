@@ -14,7 +14,9 @@ from otdd_flash.cost import DotProductCost
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.ops import PlanOperator, Problem, make_operator
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence, report_convergence, solve
+from otdd_flash.sinkhorn.divergence import rounding_of
 from otdd_flash.sinkhorn.solver import Solution
+from otdd_flash.sinkhorn.terms import Term, combine
 from otdd_flash.types import Potentials
 
 Memory = dict[str, Tensor]
@@ -45,9 +47,9 @@ def solve_to_target(
     kept = {key: value for key, value in memory.items() if key.startswith("target_")}
     if options.debiased and not kept:
         kept = _target_term(cost, epsilon, solver, execution)
-    solution = _solve(cost, epsilon, solver, execution, memory, advance, options.debiased)
+    solution = _solve(cost, epsilon, solver, execution, memory, advance, kept)
     found = _summary(cost, solution, kept)
-    report_convergence(found.converged, found.marginal_error, found.iterations, solver, strict=options.strict)
+    report_convergence(found.status, solver, strict=options.strict)
     return found, {**kept, **_remembered(found, memory, advance)}
 
 
@@ -98,18 +100,20 @@ def _start(operator: PlanOperator, epsilon: float, memory: Memory, advance: floa
 
 def _solve(
     cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution, memory: Memory, advance: float,
-    debiased: bool,
+    kept: Memory,
 ) -> Solution:  # fmt: skip
     """The cross problem and the moving cloud's own; from the start where a warm start leads nowhere."""
-    problems: list[Problem] = [(0, 1), (0, 0)] if debiased else [(0, 1)]
+    problems: list[Problem] = [(0, 1), (0, 0)] if kept else [(0, 1)]
+    term = Term.of(0, range(1, len(problems)), offset=-float(kept["target_dual"]) / 2 if kept else 0.0)
     operator = make_operator(
         cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+        tol=solver.tol,
     )  # fmt: skip
     initial = _start(operator, epsilon, memory, advance)
-    solution = solve(operator, epsilon, solver, initial=initial)
+    solution = solve(operator, epsilon, solver, terms=[term], initial=initial)
     if initial is not None and not bool(solution.converged.all()):
-        solution = solve(operator, epsilon, solver)
+        solution = solve(operator, epsilon, solver, terms=[term])
     return solution
 
 
@@ -118,12 +122,14 @@ def _target_term(cost: DotProductCost, epsilon: float, solver: SolverOptions, ex
     operator = make_operator(
         cost, [(1, 1)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+        tol=solver.tol,
     )  # fmt: skip
-    solution = solve(operator, epsilon, solver)
+    solution = solve(operator, epsilon, solver, terms=[Term((0,), (1.0,), part=True)])
     return {
         "target_g": solution.potentials(0).f.clone(),
         "target_dual": solution.dual[0].clone(),
         "target_primal": solution.primal[0].clone(),
+        "target_rounding": torch.tensor(rounding_of(solution, Term((0,), (-0.5,))), dtype=torch.float64),
         "target_error": solution.marginal_error[0].clone(),
         "target_iterations": solution.iterations[0].clone(),
         "target_converged": solution.converged[0].clone(),
@@ -132,7 +138,7 @@ def _target_term(cost: DotProductCost, epsilon: float, solver: SolverOptions, ex
 
 def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergence:
     """The divergence with the certificate of all its problems."""
-    names, factors = ["cross", "source self", "target self"], [1.0, -0.5, -0.5]
+    names = ["cross", "source self", "target self"]
     columns = {
         "dual": solution.dual, "primal": solution.primal, "marginal_error": solution.marginal_error,
         "iterations": solution.iterations, "converged": solution.converged,
@@ -143,15 +149,18 @@ def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergen
             name: torch.cat([column, kept[key].reshape(1).to(column)])
             for (name, column), key in zip(columns.items(), theirs, strict=True)
         }
-    weight = torch.tensor(factors[: len(columns["dual"])], dtype=torch.float64)
+    count = len(columns["dual"])
+    bounds = combine(Term.of(0, range(1, count)), columns["dual"], columns["primal"])
     cross = solution.potentials(0)
-    gap = float((weight.abs() * (columns["dual"] - columns["primal"]).abs()).sum())
+    rounding = rounding_of(solution, Term.of(0, range(1, len(solution.dual)))) + (
+        float(kept["target_rounding"]) if kept else 0.0
+    )
     certificates = [
         {"problem": name, **{key: column[p].item() for key, column in columns.items()}}
-        for p, name in enumerate(names[: len(weight)])
+        for p, name in enumerate(names[:count])
     ]
     return Divergence(
-        value=float(weight @ columns["dual"]), primal=float(weight @ columns["primal"]), gap=gap, error=gap,
+        value=bounds.value, primal=bounds.primal, gap=bounds.gap, rounding=rounding, error=bounds.error + rounding,
         marginal_error=float(columns["marginal_error"].max()), iterations=int(solution.iterations.max()),
         converged=bool(columns["converged"].all()), epsilon=solution.epsilon, debiased=bool(kept), potentials=cross,
         self_potentials=(solution.potentials(1).f, kept["target_g"]) if kept else None, cost=cost,

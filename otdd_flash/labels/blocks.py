@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.labels.api import METHODS, _refuse_weights, _same, _takes_weights, callable_table
-from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, _combine, _warn_unconverged
+from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, entries, entry_terms, warn_unconverged
 from otdd_flash.labels.gaussian import (
     _chunks,
     _nuclear_norm,
@@ -27,6 +27,8 @@ from otdd_flash.labels.gaussian import (
 from otdd_flash.labels.samples import ClassSample, class_samples
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Solution, solve
+from otdd_flash.sinkhorn.divergence import rounding_of
+from otdd_flash.sinkhorn.terms import Term, combine
 from otdd_flash.types import LabeledDataset
 
 _OWN = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
@@ -40,11 +42,29 @@ class ClassStatistics:
         samples: ``c`` classes; their moments are computed on first use and kept.
         own: ``(c, c)`` float64 squared distances among them, on the host.
         selves: ``(c,)`` self terms ``OT_eps(l, l)``, ``sinkhorn`` with debiasing only.
+        error: stated absolute error of the entries.
+        converged: every class problem met its tolerance.
     """
 
     samples: tuple[ClassSample, ...]
     own: Tensor
     selves: Tensor | None = None
+    error: float = 0.0
+    converged: bool = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What can be kept and given as ``known``."""
+        held = {"own": self.own, "selves": self.selves, "error": torch.tensor(self.error, dtype=torch.float64),
+                "converged": torch.tensor(self.converged)}  # fmt: skip
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+
+class CrossTable(NamedTuple):
+    """Squared distances ``(c, c')`` between the classes of two sets, on the host, and how far they can be trusted."""
+
+    table: Tensor
+    error: float
+    converged: bool
 
 
 def class_statistics(
@@ -61,7 +81,7 @@ def class_statistics(
         method: ``means``, ``gaussian_diag``, ``gaussian``, ``sinkhorn`` or a callable of two class samples.
         sinkhorn: epsilon and solver of ``method="sinkhorn"``; its ``epsilon`` must be absolute, because an epsilon
             relative to a pair would make the self terms belong to the pair.
-        known: ``own`` (and ``selves``) from an earlier call, to be taken instead of computed.
+        known: the :meth:`ClassStatistics.tensors` of an earlier call, to be taken instead of computed.
 
     Raises:
         ValueError: an unknown method or a relative epsilon.
@@ -69,12 +89,15 @@ def class_statistics(
     _check_method(method, sinkhorn)
     samples = tuple(class_samples(dataset))
     if known is not None:
-        return ClassStatistics(samples, known["own"], known.get("selves"))
+        return ClassStatistics(
+            samples, known["own"], known.get("selves"), float(known["error"]), bool(known["converged"])
+        )
     if callable(method):
         return ClassStatistics(samples, callable_table(samples, method)[0])
     if sinkhorn is not None and method == "sinkhorn":
         return _sinkhorn_statistics(samples, sinkhorn)
-    return ClassStatistics(samples, _OWN[method](samples)[0].to("cpu", torch.float64).fill_diagonal_(0.0))
+    own, certificate = _OWN[method](samples)
+    return ClassStatistics(samples, own.to("cpu", torch.float64).fill_diagonal_(0.0), error=certificate["error"])
 
 
 def cross_table(
@@ -83,8 +106,8 @@ def cross_table(
     method: str | Callable[..., Any],
     *,
     sinkhorn: LabelSinkhorn | None = None,
-) -> Tensor:
-    """``(c, c')`` squared distances between the classes of two sets, float64, on the host.
+) -> CrossTable:
+    """Squared distances between the classes of two sets, float64, on the host.
 
     Equals the source-target block of :func:`otdd_flash.labels.label_distances` for the same absolute epsilon.
 
@@ -92,10 +115,11 @@ def cross_table(
         ValueError: as :func:`class_statistics`; a table that is not finite.
     """
     _check_method(method, sinkhorn)
+    error, converged = max(source.error, target.error), True  # of moments: of the same size as within the sets
     if callable(method):
         table = _callable_block(source.samples, target.samples, method)
     elif method == "sinkhorn" and sinkhorn is not None:
-        table = _sinkhorn_block(source, target, sinkhorn)
+        table, error, converged = _sinkhorn_block(source, target, sinkhorn)
     else:
         table = _moment_block(source.samples, target.samples, method).to("cpu", torch.float64)
     for i, p in enumerate(source.samples):
@@ -106,7 +130,7 @@ def cross_table(
         i, j = (~torch.isfinite(table)).nonzero()[0].tolist()
         names = source.samples[i].name, target.samples[j].name
         raise ValueError(f"label distance of {names[0]} and {names[1]} is {float(table[i, j])}")
-    return table
+    return CrossTable(table, error, converged)
 
 
 def _check_method(method: Any, sinkhorn: LabelSinkhorn | None) -> None:
@@ -167,22 +191,36 @@ def _sinkhorn_statistics(samples: tuple[ClassSample, ...], settings: LabelSinkho
     selves = [(i, i) for i in range(c)] if settings.debiased else []
     if not pairs + selves:
         return ClassStatistics(samples, torch.zeros(c, c, dtype=torch.float64))
-    dual = _solve(samples, pairs + selves, settings).dual
-    own = _combine(dual, pairs, c, factor=-0.5) if pairs else torch.zeros(c, c, dtype=torch.float64)
-    return ClassStatistics(samples, own, dual[len(pairs) :] if selves else None)
+    terms = entry_terms(pairs, len(selves)) + [Term((len(pairs) + k,), (1.0,), part=True) for k in range(len(selves))]
+    solution = _solve(samples, pairs + selves, settings, terms)
+    return ClassStatistics(
+        samples, entries(solution.dual, pairs, c), solution.dual[len(pairs) :] if selves else None,
+        _error(solution, terms), bool(solution.converged.all()),
+    )  # fmt: skip
 
 
-def _sinkhorn_block(source: ClassStatistics, target: ClassStatistics, settings: LabelSinkhorn) -> Tensor:
+def _sinkhorn_block(source: ClassStatistics, target: ClassStatistics, settings: LabelSinkhorn) -> CrossTable:
     """Cross problems only; the self terms are known."""
     c, k = len(source.samples), len(target.samples)
     problems = [(i, c + j) for i in range(c) for j in range(k)]
-    table = _solve((*source.samples, *target.samples), problems, settings).dual.reshape(c, k)
-    if source.selves is None or target.selves is None:
-        return table
-    return table - (source.selves[:, None] + target.selves[None, :]) / 2
+    offset = torch.zeros(c, k, dtype=torch.float64)
+    if source.selves is not None and target.selves is not None:
+        offset = -(source.selves[:, None] + target.selves[None, :]) / 2
+    terms = [Term((p,), (1.0,), offset=float(known)) for p, known in enumerate(offset.flatten())]
+    solution = _solve((*source.samples, *target.samples), problems, settings, terms)
+    error = max(_error(solution, terms), source.error, target.error)
+    return CrossTable(solution.dual.reshape(c, k) + offset, error, bool(solution.converged.all()))
 
 
-def _solve(samples: Sequence[ClassSample], problems: list[tuple[int, int]], settings: LabelSinkhorn) -> Solution:
+def _error(solution: Solution, terms: list[Term]) -> float:
+    """The largest stated error of an entry."""
+    bounds = [combine(term, solution.dual, solution.primal).error for term in terms]
+    return max(bounds, default=0.0) + max((rounding_of(solution, term) for term in terms), default=0.0)
+
+
+def _solve(
+    samples: Sequence[ClassSample], problems: list[tuple[int, int]], settings: LabelSinkhorn, terms: list[Term]
+) -> Solution:
     """Class problems at the settings' absolute epsilon, in one batch."""
     assert settings.epsilon is not None
     cost = DotProductCost.build([PointCloud(sample.points, sample.weights) for sample in samples])
@@ -190,7 +228,8 @@ def _solve(samples: Sequence[ClassSample], problems: list[tuple[int, int]], sett
     operator = make_operator(
         cost, problems, epsilon=settings.epsilon, backend=how.backend, precision=how.precision, memory=how.memory,
         memory_budget=how.memory_budget, deterministic=how.deterministic,
+        tol=settings.options.tol,
     )  # fmt: skip
-    solution = solve(operator, settings.epsilon, settings.options)
-    _warn_unconverged(solution, samples)
+    solution = solve(operator, settings.epsilon, settings.options, terms=terms)
+    warn_unconverged(solution, samples)
     return solution

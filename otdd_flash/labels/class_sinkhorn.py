@@ -22,6 +22,8 @@ from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.labels.samples import ClassSample
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
+from otdd_flash.sinkhorn.divergence import rounding_of
+from otdd_flash.sinkhorn.terms import Term, combine
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def sinkhorn_table(
 ) -> tuple[Tensor, dict[str, Any]]:
     """``(c, c)`` divergences between classes and the certificate.
 
-    Entries are dual values, never clamped: one between like classes may fall below zero by its ``gap``.
+    Entries are made of dual values, never clamped: one between like classes may fall below zero by its error.
 
     Args:
         classes: the classes of both data sets, stacked.
@@ -76,12 +78,12 @@ def sinkhorn_table(
 
     Returns:
         The table, symmetric with a zero diagonal, on the host; and the certificate: epsilon, mean cost, convergence,
-        and ``gap``, the largest sum of duality gaps that went into one entry.
+        the largest duality gap of an entry and ``error``, the largest stated error of one.
     """
     c = len(classes)
     mean_cost = mean_class_cost(classes)
     epsilon = settings.epsilon if settings.epsilon is not None else settings.relative_epsilon * mean_cost
-    if epsilon == 0.0:  # fewer than two classes, or all samples of all classes in one point
+    if epsilon == 0.0 or c < 2:  # fewer than two classes, or all samples of all classes in one point
         return torch.zeros(c, c, dtype=torch.float64), {"epsilon": 0.0, "mean_cost": mean_cost, "converged": True}
     pairs = list(itertools.combinations(range(c), 2))
     selves = [(i, i) for i in range(c)] if settings.debiased else []
@@ -90,22 +92,25 @@ def sinkhorn_table(
     operator = make_operator(
         cost, pairs + selves, epsilon=epsilon, backend=how.backend, precision=how.precision, memory=how.memory,
         memory_budget=how.memory_budget, deterministic=how.deterministic,
+        tol=settings.options.tol,
     )  # fmt: skip
-    solution = solve(operator, epsilon, settings.options, progress=progress)
-    _warn_unconverged(solution, classes)
-    gaps = (solution.dual - solution.primal).abs()
+    terms = entry_terms(pairs, c if selves else 0)
+    solution = solve(operator, epsilon, settings.options, terms=terms, progress=progress)
+    warn_unconverged(solution, classes)
+    bounds = [combine(term, solution.dual, solution.primal) for term in terms]
     certificate = {
         "epsilon": epsilon,
         "mean_cost": mean_cost,
         "converged": bool(solution.converged.all()),
         "marginal_error": float(solution.marginal_error.max()),
         "iterations": int(solution.iterations.max()),
-        "gap": float(_combine(gaps, pairs, c, factor=0.5).max()),
+        "gap": max(bound.gap for bound in bounds),
+        "error": max(bound.error for bound in bounds) + rounding_of(solution, terms[0]),
         "backend": operator.info.backend,
         "precision": operator.info.precision,
         "memory": operator.info.memory,
     }
-    return _combine(solution.dual, pairs, c, factor=-0.5), certificate
+    return entries(solution.dual, pairs, c), certificate
 
 
 def mean_class_cost(classes: Sequence[ClassSample]) -> float:
@@ -118,18 +123,20 @@ def mean_class_cost(classes: Sequence[ClassSample]) -> float:
     return float((means - means.mean(0)).square().sum()) * 2 / (c - 1) + 2 * spread
 
 
-def _combine(values: Tensor, pairs: list[tuple[int, int]], c: int, *, factor: float) -> Tensor:
-    """``(c, c)`` symmetric table ``v_ij + factor (v_ii + v_jj)``, zero on the diagonal, from values per problem."""
-    rows, columns = torch.tensor(pairs).T
+def entry_terms(pairs: list[tuple[int, int]], selves: int) -> list[Term]:
+    """The entries of a table over pairs of classes, whose problems come first, then those of the ``selves`` classes."""
+    return [Term.of(p, [len(pairs) + k for k in pair] if selves else ()) for p, pair in enumerate(pairs)]
+
+
+def entries(values: Tensor, pairs: list[tuple[int, int]], c: int) -> Tensor:
+    """``(c, c)`` symmetric table with a zero diagonal, from the values of the problems."""
     table = torch.zeros(c, c, dtype=torch.float64)
-    table[rows, columns] = values[: len(pairs)]
-    if len(values) > len(pairs):
-        selves = values[len(pairs) :]
-        table[rows, columns] += factor * (selves[rows] + selves[columns])
-    return table + table.T
+    for (i, j), term in zip(pairs, entry_terms(pairs, len(values) - len(pairs)), strict=True):
+        table[i, j] = table[j, i] = term.value(values)
+    return table
 
 
-def _warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:
+def warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:
     """Say which class pairs missed the tolerance."""
     if bool(solution.converged.all()):
         return

@@ -54,6 +54,16 @@ class LabelDistances:
             if table.dtype != torch.float64:
                 raise ValueError(f"{name} must be float64, got {table.dtype}")
 
+    @property
+    def converged(self) -> bool:
+        """Whether every class-to-class transport problem behind an entry met its tolerance."""
+        return bool(self.certificate.get("converged", True))
+
+    @property
+    def error(self) -> float:
+        """Stated absolute error of the entries; zero where the tables were given."""
+        return float(self.certificate.get("error", 0.0))
+
     @classmethod
     def from_joint(
         cls, joint: Tensor, source_names: Sequence[str], target_names: Sequence[str], method: str, **record: Any

@@ -14,6 +14,7 @@ from otdd_flash.matrix.result import DistanceMatrix, Failure
 from otdd_flash.matrix.screening import MatrixScreening, all_pairs
 from otdd_flash.matrix.settings import Settings, method_name
 from otdd_flash.matrix.store import Store, content_key
+from otdd_flash.sinkhorn.terms import Bounds, Term, combine
 
 _INDEX = (".", "matrix")
 _SCREENING = (".", "screening")
@@ -124,21 +125,21 @@ def _pair(
     used = [cross, first, second] if factor else [cross]
     identical = prints[0] == prints[1] and factor > 0
 
-    def combined(name: str, sign: float) -> float:
-        """The pair's number from those of its problems; the same to the last bit in either order."""
-        return 0.0 if identical else cross[name] + sign * factor * (first[name] + second[name])
-
-    value, gap = combined("dual", -1.0), combined("gap", 1.0)
+    term = Term.of(0, range(1, len(used)))
+    dual, primal = (torch.tensor([part[name] for part in used], dtype=torch.float64) for name in ("dual", "primal"))
+    bounds = Bounds(0.0, 0.0, 0.0, 0.0) if identical else combine(term, dual, primal)
+    rounding = 0.0 if identical else cross["rounding"] + factor * (first["rounding"] + second["rounding"])
     table = cross.get("label_table")
     if table is not None and prints[0] > prints[1]:
         table = [list(column) for column in zip(*table, strict=True)]
     largest = [part["marginal_error"] for part in used]
     return {
-        "value": value, "root": math.sqrt(max(value, 0.0)), "converged": all(part["converged"] for part in used),
+        "value": bounds.value, "root": math.sqrt(max(bounds.value, 0.0)),
+        "converged": all(part["converged"] for part in used),
         "marginal_error": None if None in largest else max(largest),
         "iterations": max(part["iterations"] for part in used),
-        "primal": combined("primal", -1.0),
-        "gap": gap, "error": gap + combined("rounding", 1.0), "cross": cross["dual"], "source_self": first["dual"],
+        "primal": bounds.primal, "gap": bounds.gap, "error": bounds.error + rounding,
+        "cross": cross["dual"], "source_self": first["dual"],
         "target_self": second["dual"], "mean_cost": cross["mean_cost"],
         "relative_epsilon": settings.epsilon / cross["mean_cost"] if cross["mean_cost"] > 0 else 0.0,
         "precision": cross["precision"], "memory": cross["memory"], "backend": cross["backend"],

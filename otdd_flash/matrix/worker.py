@@ -19,7 +19,7 @@ from otdd_flash.augment import augment
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.labels import LabelDistances, check_pair
-from otdd_flash.labels.blocks import ClassStatistics, class_statistics, cross_table
+from otdd_flash.labels.blocks import ClassStatistics, CrossTable, class_statistics, cross_table
 from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.screening import sketch_key
 from otdd_flash.matrix.settings import Settings
@@ -94,6 +94,7 @@ class Worker:
             ready = self._prepare(settings, position, fingerprint)
             found = self._solve(self_cost(ready, settings.options), settings)
         record = _record(found, ready.dataset, ready.dataset, time.perf_counter() - start, notes)
+        _with_label_error(record, ready.classes, settings.options)
         self.store.write("selves", settings.self_key(fingerprint), record)
         return record
 
@@ -113,15 +114,17 @@ class Worker:
             found = self._solve(cost, settings)
         record = _record(found, first.dataset, second.dataset, time.perf_counter() - start, notes)
         record["fingerprints"] = list(fingerprints)
-        record["label_table"] = table
+        record["label_table"] = None if table is None else table.table.tolist()
+        _with_label_error(record, table, settings.options)
         self.store.write("pairs", settings.pair_key(*fingerprints), record)
         return record
 
     def _solve(self, cost: DotProductCost, settings: Settings) -> Divergence:
         options = self.options
         return divergence(
-            cost, settings.epsilon, debiased=False, options=options.solver(cost.device), execution=options.execution()
-        )
+            cost, settings.epsilon, debiased=False, part=options.debiased, options=options.solver(cost.device),
+            execution=options.execution(),
+        )  # fmt: skip
 
     def _load(self, position: int) -> LabeledDataset:
         dataset = self.sources[position].dataset()
@@ -154,8 +157,7 @@ class Worker:
         known = None if callable(method) else self.store.read_tensors("labels", key)
         statistics = class_statistics(dataset, method, sinkhorn=sinkhorn, known=known)  # type: ignore[arg-type]
         if known is None and not callable(method):
-            tensors = {"own": statistics.own, "selves": statistics.selves}
-            self.store.write_tensors("labels", key, {name: t for name, t in tensors.items() if t is not None})
+            self.store.write_tensors("labels", key, statistics.tensors())
         return statistics
 
 
@@ -171,8 +173,8 @@ def self_cost(ready: Prepared, options: DistanceOptions) -> DotProductCost:
     return DotProductCost.build([cloud, cloud], feature_weight=options.feature_weight, table=table)
 
 
-def cross_cost(first: Prepared, second: Prepared, settings: Settings) -> tuple[DotProductCost, list | None]:
-    """The cost of a pair, and its block of the label table for the record."""
+def cross_cost(first: Prepared, second: Prepared, settings: Settings) -> tuple[DotProductCost, CrossTable | None]:
+    """The cost of a pair, and its block of the label table."""
     options = settings.options
     if first.classes is None or second.classes is None:
         return augment(first.dataset, second.dataset, feature_weight=options.feature_weight, label_weight=0.0), None
@@ -180,11 +182,24 @@ def cross_cost(first: Prepared, second: Prepared, settings: Settings) -> tuple[D
     method = options.label_distance
     block = cross_table(first.classes, second.classes, method, sinkhorn=settings.label_sinkhorn())  # type: ignore[arg-type]
     names = first.dataset.class_names, second.dataset.class_names
-    labels = LabelDistances(first.classes.own, block, second.classes.own, *names, str(method))
+    labels = LabelDistances(first.classes.own, block.table, second.classes.own, *names, str(method))
     cost = augment(
         first.dataset, second.dataset, labels, feature_weight=options.feature_weight, label_weight=options.label_weight
     )
-    return cost, block.tolist()
+    return cost, block
+
+
+def label_error(labels: ClassStatistics | CrossTable | None, options: DistanceOptions) -> float:
+    """What the error of a label table can change of a transport cost."""
+    return 0.0 if labels is None else abs(options.label_weight) * labels.error
+
+
+def _with_label_error(
+    record: dict[str, Any], labels: ClassStatistics | CrossTable | None, options: DistanceOptions
+) -> None:
+    """Count the class problems behind a record in."""
+    record["rounding"] += label_error(labels, options)
+    record["converged"] &= labels is None or labels.converged
 
 
 def _record(
@@ -192,7 +207,7 @@ def _record(
 ) -> dict[str, Any]:
     """A solved problem, JSON-safe."""
     return {
-        "dual": found.value, "primal": found.primal, "gap": found.gap, "rounding": found.error - found.gap,
+        "dual": found.value, "primal": found.primal, "gap": found.gap, "rounding": found.rounding,
         "marginal_error": found.marginal_error if math.isfinite(found.marginal_error) else None,
         "iterations": found.iterations, "converged": found.converged, "epsilon": found.epsilon,
         "mean_cost": found.cost.mean(0, 1), "n": first.n, "m": second.n, "precision": found.info.precision,

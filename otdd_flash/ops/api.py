@@ -22,6 +22,7 @@ def make_operator(
     memory: Memory = "auto",
     memory_budget: int | None = None,
     deterministic: bool = True,
+    tol: float | None = None,
 ) -> PlanOperator:
     """Prepare ``problems`` over ``cost`` for solving; points of weight zero take no part.
 
@@ -35,6 +36,7 @@ def make_operator(
             on the Triton backend also a part of them (recorded as ``part-cached``).
         memory_budget: bytes for stored costs; default a fraction of the free memory.
         deterministic: fixed summation order (Triton backend only; torch is always so).
+        tol: marginal error that will be asked for; ``auto`` precision of the torch backend resolves it.
 
     Raises:
         ValueError: an unknown choice, or a precision that the backend does not have.
@@ -48,7 +50,7 @@ def make_operator(
     if supported is not cost:
         inner = make_operator(
             supported, problems, epsilon=epsilon, backend=backend, precision=precision, memory=memory,
-            memory_budget=memory_budget, deterministic=deterministic,
+            memory_budget=memory_budget, deterministic=deterministic, tol=tol,
         )  # fmt: skip
         return SupportOperator(cost, inner)
     if backend == "triton" or (backend == "auto" and cost.device.type == "cuda" and triton_missing() is None):
@@ -70,7 +72,7 @@ def make_operator(
     from otdd_flash.ops.blocked import BlockedOperator
 
     return BlockedOperator.build(
-        cost, problems, epsilon=epsilon, precision=precision, memory=memory, memory_budget=memory_budget
+        cost, problems, epsilon=epsilon, precision=precision, memory=memory, memory_budget=memory_budget, tol=tol
     )
 
 

@@ -21,7 +21,34 @@ from otdd_flash.cost import DotProductCost
 Backend = Literal["auto", "torch", "triton"]
 Precision = Literal["auto", "fp64", "fp32", "tf32", "fp16", "fp16x3", "int8"]
 Memory = Literal["auto", "streamed", "cached"]
+# Of an operand of each precision, as a fraction: how far costs may be off. Exponents and sums are float32 at least.
+UNIT_ROUNDOFF = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "fp16x3": 2.0**-21,
+    "int8": 2.0**-24,
+    "tf32": 2.0**-11,
+    "fp16": 2.0**-11,
+}
 Problem = tuple[int, int]
+
+
+def exponent_roundoff(precision: str) -> float:
+    """Unit roundoff of exponents and of the sums over them."""
+    return UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
+
+
+def marginal_resolution(precision: str, ratio: Tensor) -> Tensor:
+    """L1 error that rounding leaves in marginals, as a fraction of the mass.
+
+    An exponent is of the size of the mean cost over epsilon, plus that of a logarithm of a weight; it is rounded to
+    nearest, and the errors of different rows and columns have no common sign.
+
+    Args:
+        precision: of the operands.
+        ratio: mean cost over epsilon.
+    """
+    return exponent_roundoff(precision) / 4 * (ratio + 16)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

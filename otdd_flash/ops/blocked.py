@@ -18,7 +18,7 @@ from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
 from otdd_flash.memory import free_memory
-from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem
+from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem, marginal_resolution
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
@@ -102,6 +102,7 @@ class BlockedOperator:
         precision: Precision = "auto",
         memory: Memory = "auto",
         memory_budget: int | None = None,
+        tol: float | None = None,
     ) -> BlockedOperator:
         """Choose precision and memory mode; see :func:`otdd_flash.ops.make_operator`.
 
@@ -111,7 +112,7 @@ class BlockedOperator:
         """
         largest = max(cost.bound(i, j) for i, j in problems)
         if precision == "auto":
-            precision = _auto_precision(cost, largest, epsilon)
+            precision = _auto_precision(cost, problems, largest, epsilon, tol)
         if precision in _SCALES and not (largest == 0 or _SCALES[precision][0] < largest < _SCALES[precision][1]):
             raise ValueError(
                 f"costs up to {largest:g} are beyond what precision={precision!r} holds: rescale the features"
@@ -374,12 +375,17 @@ def _similar(cost: DotProductCost, problems: Sequence[Problem]) -> list[list[int
     return groups
 
 
-def _auto_precision(cost: DotProductCost, largest: float, epsilon: float) -> Precision:
-    """Float64 for float64 data, and where costs or ``cost / epsilon`` are beyond what float32 resolves."""
+def _auto_precision(
+    cost: DotProductCost, problems: Sequence[Problem], largest: float, epsilon: float, tol: float | None
+) -> Precision:
+    """Float64 for float64 data, and where costs, ``cost / epsilon`` or ``tol`` are beyond what float32 resolves."""
     low, high = _SCALES["fp32"]
     if cost.clouds[0].points.dtype == torch.float64 or not (largest == 0 or low < largest < high):
         return "fp64"
-    return "fp32" if largest <= _FLOAT32_RANGE * epsilon else "fp64"
+    if largest > _FLOAT32_RANGE * epsilon:
+        return "fp64"
+    ratio = cost.means(problems).max() / epsilon
+    return "fp32" if tol is None or tol >= 2 * float(marginal_resolution("fp32", ratio)) else "fp64"
 
 
 def _scores(cost: DotProductCost, problem: Problem) -> int:

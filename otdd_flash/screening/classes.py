@@ -6,6 +6,7 @@ full distance costs when every class goes to one class as a whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,11 +16,13 @@ from torch import Tensor
 from otdd_flash.arguments import check_datasets, check_sides
 from otdd_flash.checks import check_choice, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.labels import class_samples
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
 from otdd_flash.ops import make_operator
 from otdd_flash.screening.sliced import check_widths
 from otdd_flash.sinkhorn import SolverOptions, solve
+from otdd_flash.sinkhorn.terms import Term
 from otdd_flash.types import LabeledDataset
 
 MomentMethod = Literal["means", "gaussian_diag", "gaussian"]
@@ -98,8 +101,17 @@ def class_transport(table: Tensor, masses: Sequence[Tensor], *, relative_epsilon
     cost = DotProductCost.build(clouds, table=table)
     pairs = [(i, j) for i in range(k) for j in range(i + 1, k)]
     problems = [(i, i) for i in range(k)] + pairs
-    found = solve(make_operator(cost, problems, epsilon=epsilon, precision="fp64"), epsilon, _SMALL_PROBLEMS)
-    selves = found.dual[:k]
-    for (i, j), dual in zip(pairs, found.dual[k:].tolist(), strict=True):
-        out[i, j] = out[j, i] = dual - float(selves[i] + selves[j]) / 2
+    terms = [Term.of(k + p, pair) for p, pair in enumerate(pairs)]
+    operator = make_operator(cost, problems, epsilon=epsilon, precision="fp64")
+    found = solve(operator, epsilon, _SMALL_PROBLEMS, terms=terms)
+    for (i, j), term in zip(pairs, terms, strict=True):
+        out[i, j] = out[j, i] = term.value(found.dual)
+    loose = [pair for pair, term in zip(pairs, terms, strict=True) if not found.converged[list(term.problems)].all()]
+    if loose:
+        warnings.warn(
+            f"{len(loose)} of {len(pairs)} moment distances are not converged, the first between sets {loose[0][0]} "
+            f"and {loose[0][1]}: raise relative_epsilon",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
     return out

@@ -41,6 +41,7 @@ from otdd_flash.screening.cut import Cut, check_screen, cut, rank_correlation
 from otdd_flash.screening.screener import Screener
 from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 from otdd_flash.sinkhorn import Divergence, divergence
+from otdd_flash.sinkhorn.terms import Bounds, Term, combine
 from otdd_flash.types import LabeledDataset
 
 log = logging.getLogger("otdd_flash")
@@ -250,8 +251,9 @@ def _prepared(dataset: LabeledDataset, settings: Settings) -> tuple[Prepared, Di
 def _transport(cost: Any, settings: Settings) -> Divergence:
     options = settings.options
     return divergence(
-        cost, settings.epsilon, debiased=False, options=options.solver(cost.device), execution=options.execution()
-    )
+        cost, settings.epsilon, debiased=False, part=options.debiased, options=options.solver(cost.device),
+        execution=options.execution(),
+    )  # fmt: skip
 
 
 def _terms(
@@ -273,12 +275,16 @@ def _compare(dataset: LabeledDataset, goal: Prepared, goal_self: Divergence | No
     terms = _terms(dataset, goal, goal_self, settings)
     used = [term for term in terms if term is not None]
     same = settings.options.debiased and dataset.fingerprint == goal.dataset.fingerprint
-    value = 0.0 if same else _value(*terms)
+    dual, primal = (torch.tensor([getattr(t, name) for t in used], dtype=torch.float64) for name in ("value", "primal"))
+    term = Term.of(0, range(1, len(used)))
+    bounds = Bounds(0.0, 0.0, 0.0, 0.0) if same else combine(term, dual, primal)
+    rounding = 0.0 if same else sum(abs(f) * t.rounding for f, t in zip(term.factors, used, strict=True))
     return RankedSet(
-        name=dataset.name, value=value, root=math.sqrt(max(value, 0.0)), low=None, high=None, std=None, bias=None,
+        name=dataset.name, value=bounds.value, root=math.sqrt(max(bounds.value, 0.0)),
+        low=None, high=None, std=None, bias=None,
         p_next=None, certain=None, converged=all(term.converged for term in used),
         marginal_error=max(term.marginal_error for term in used),
-        error=0.0 if same else used[0].error + sum(term.error for term in used[1:]) / 2, n=dataset.n,
+        error=bounds.error + rounding, n=dataset.n,
         class_names=dataset.class_names, coupling=terms[0].plan.class_coupling(dataset.y, goal.dataset.y).cpu(),
     )  # fmt: skip
 

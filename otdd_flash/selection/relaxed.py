@@ -26,6 +26,7 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import PlanOperator, PlanProduct, make_operator
 from otdd_flash.sinkhorn import Execution, SolverOptions, solve
+from otdd_flash.sinkhorn.terms import Term
 from otdd_flash.types import Potentials
 
 _FLOOR = 1e-8  # smallest weight in units of its cap: keeps every potential defined
@@ -262,7 +263,10 @@ class WeightProblem:
     def evaluate(self, weights: Tensor) -> Weighted:
         """Value, gradient and gap at ``weights``, with converged potentials."""
         weights = self._floored(weights)
-        found = solve(Reweighted(self._operator, weights), self.epsilon, self.solver, initial=[self._cross, self._own])
+        found = solve(
+            Reweighted(self._operator, weights), self.epsilon, self.solver, initial=[self._cross, self._own],
+            terms=[Term((0, 1), (1.0, -0.5), offset=-self.target_value / 2)],
+        )  # fmt: skip
         self._cross, self._own = found.potentials(0), found.potentials(1)
         gradient = self._cross.f - self._own.f
         gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)

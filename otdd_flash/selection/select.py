@@ -24,7 +24,7 @@ from otdd_flash.selection.pool import Balance, constrain, count_of, stack
 from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem, rank_in_group
 from otdd_flash.selection.sides import prepare
-from otdd_flash.sinkhorn import report_convergence
+from otdd_flash.sinkhorn.divergence import Status, report_convergence
 from otdd_flash.types import LabeledDataset
 
 # Wide enough that a target point speaks for its surroundings, not for the one pool sample nearest to it.
@@ -207,7 +207,8 @@ def select(
     shares = relaxed.weights / constraints.caps
     chosen, idx, exchanges = _choose(problem, relaxed, quotas, trials=search.exchanges)
     error = max(chosen.marginal_error, relaxed.marginal_error)
-    report_convergence(error <= options.tol, error, options.max_iterations, problem.solver, strict=options.strict)
+    status = Status(error <= options.tol, error, result.error, options.max_iterations)
+    report_convergence(status, problem.solver, strict=options.strict)
     idx = idx[torch.argsort(shares[idx], descending=True, stable=True)]
     return Selection(
         idx=idx.cpu(), weights=_vertex(idx, constraints)[idx].cpu(), scores=shares.clamp(0.0, 1.0).cpu(),

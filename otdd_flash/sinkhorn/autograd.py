@@ -68,7 +68,7 @@ class DifferentiableDivergence:
 
         The root has no derivative at zero; the subgradient 0 is the one that leaves a set at its target alone.
         """
-        rounding = self.certificate.error - self.certificate.gap
+        rounding = self.certificate.rounding
         resolved = self.value.detach() > (0.0 if self.certificate.identical else rounding)
         return torch.where(resolved, self.value, 1.0).sqrt() * torch.where(
             resolved, 1.0, self.value.detach().clamp_min(0).sqrt()
@@ -118,7 +118,7 @@ def differentiable_divergence(
         x, y, a=a, b=b, labels=labels, feature_weight=feature_weight, normalise=options.balanced
     )
     found = inputs.solve(epsilon, debiased=debiased, options=options, execution=execution)
-    report_convergence(found.converged, found.marginal_error, found.iterations, options, strict=False)
+    report_convergence(found.status, options, strict=False)
     return DifferentiableDivergence(inputs.attach(found), found)
 
 

@@ -21,8 +21,9 @@ from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
 from otdd_flash.sinkhorn.absent import filled
 from otdd_flash.sinkhorn.averaged import AveragedPotentials, averaged_sinkhorn, full_step
-from otdd_flash.sinkhorn.divergence import report_convergence
+from otdd_flash.sinkhorn.divergence import Status, report_convergence
 from otdd_flash.sinkhorn.solver import SolverOptions, solve
+from otdd_flash.sinkhorn.terms import Term, combine
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,13 @@ def evaluate(measures: Measures, settings: LossSettings) -> tuple[Tensor, list[A
     options = SolverOptions(
         tol=settings.tol, max_iterations=settings.max_iterations, rho_x=settings.rho, rho_y=settings.rho
     )
-    found = solve(operator, settings.epsilon, options)
-    worst, passes = float(found.marginal_error.max()), int(found.iterations.max())
-    report_convergence(bool(found.converged.all()), worst, passes, options, strict=False)
+    terms = [Term.of(k, [batch + k, 2 * batch + k] if settings.debias else ()) for k in range(batch)]
+    found = solve(operator, settings.epsilon, options, terms=terms)
+    errors = [combine(term, found.dual, found.primal).error for term in terms]
+    status = Status(
+        bool(found.converged.all()), float(found.marginal_error.max()), max(errors), int(found.iterations.max())
+    )
+    report_convergence(status, options, strict=False)
     parts = found.dual.to(measures.x.device).view(-1, batch)
     value = parts[0] - parts[1:].sum(0) / 2 + _mass_terms(measures, settings)
     last = full_step(operator, found.f, found.g, settings.epsilon, settings.rho)
@@ -125,7 +130,7 @@ def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
         problems += [(k, k) for k in range(2 * batch)]
     return make_operator(
         DotProductCost.build(clouds, feature_weight=0.5), problems, epsilon=settings.epsilon, memory=settings.memory,
-        precision=settings.precision,
+        precision=settings.precision, tol=settings.tol,
     )  # fmt: skip
 
 

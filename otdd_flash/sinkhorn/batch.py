@@ -24,8 +24,10 @@ from otdd_flash.sinkhorn.divergence import (
     make_cloud,
     same_cloud,
     summarise,
+    unmet,
 )
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, SolverOptions, solve
+from otdd_flash.sinkhorn.terms import Term
 
 Pair = Sequence[Tensor | None]  # (x, y) or (x, y, a, b)
 
@@ -77,7 +79,7 @@ def sinkhorn_batch(
     clouds, sides = _distinct_clouds(pairs, normalise=normalise)
     cost = DotProductCost.build(_own_frames(clouds, sides))
     batch = _Batch([], {})
-    members = []
+    members: list[tuple[DotProductCost, Term]] = []
     for k, (i, j) in enumerate(sides):
         pair = replace(cost, clouds=(cost.clouds[i], cost.clouds[j]))
         try:
@@ -89,9 +91,10 @@ def sinkhorn_batch(
     operator = make_operator(
         cost, batch.problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+        tol=options.tol,
     )  # fmt: skip
-    solution = solve(operator, epsilon, options, progress=progress)
-    found = [summarise(pair, solution, *parts, debiased=debiased) for pair, parts in members]
+    solution = solve(operator, epsilon, options, terms=[term for _, term in members], progress=progress)
+    found = [summarise(pair, solution, term, debiased=debiased) for pair, term in members]
     _report(found, options, strict=strict)
     return found
 
@@ -103,14 +106,13 @@ class _Batch:
     problems: list[Problem]
     position: dict[Problem, int]
 
-    def add(self, cross: Problem, *, debiased: bool) -> tuple[list[int], list[float]]:
-        """Positions and factors of the problems that make the value of one pair."""
+    def add(self, cross: Problem, *, debiased: bool) -> Term:
+        """The value of one pair."""
         i, j = cross
         if i == j:
-            return [self._at(cross)], [0.0 if debiased else 1.0]
-        if not debiased:
-            return [self._at(cross)], [1.0]
-        return [self._at(cross), self._at((i, i)), self._at((j, j))], [1.0, -0.5, -0.5]
+            return Term((self._at(cross),), (0.0 if debiased else 1.0,))
+        selves = [(i, i), (j, j)] if debiased else []
+        return Term.of(self._at(cross), [self._at(problem) for problem in selves])
 
     def _at(self, problem: Problem) -> int:
         if problem not in self.position:
@@ -218,9 +220,9 @@ def _report(found: list[Divergence], options: SolverOptions, *, strict: bool) ->
         return
     worst = max(missed, key=lambda k: found[k].marginal_error)
     message = (
-        f"{len(missed)} of {len(found)} pairs are not converged, the worst is pair {worst} with marginal error "
-        f"{found[worst].marginal_error:.2e} (tol={options.tol:.2e}) after {found[worst].iterations} iterations; raise "
-        f"max_iterations (now {options.max_iterations}) or epsilon, or loosen tol"
+        f"{len(missed)} of {len(found)} pairs are not converged, the worst is pair {worst} after "
+        f"{found[worst].iterations} iterations: {unmet(found[worst].marginal_error, found[worst].error, options)}; "
+        f"raise max_iterations (now {options.max_iterations}) or epsilon, or loosen tol"
     )
     if strict:
         raise NotConvergedError(message)

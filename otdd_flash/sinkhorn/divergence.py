@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -31,19 +31,12 @@ from otdd_flash.checks import (
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedError, NotConvergedWarning
 from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
+from otdd_flash.ops.base import UNIT_ROUNDOFF
 from otdd_flash.sinkhorn.absent import of_both
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
+from otdd_flash.sinkhorn.terms import Term, combine
 from otdd_flash.types import Potentials
-
-_UNIT_ROUNDOFF = {
-    "fp64": 2.0**-53,
-    "fp32": 2.0**-24,
-    "fp16x3": 2.0**-21,
-    "int8": 2.0**-24,
-    "tf32": 2.0**-11,
-    "fp16": 2.0**-11,
-}
 
 
 @dataclass(frozen=True)
@@ -80,13 +73,16 @@ class Divergence:
     """A divergence (or plain entropic value) between two clouds of a cost.
 
     Args:
-        value: the debiased divergence, or ``OT_eps`` where ``debiased`` is False; the dual value.
-        primal: the same combination of primal values of the current plans.
-        gap: ``sum |dual - primal|`` over the problems with their factors.
-        error: stated absolute error of ``value``: the gap plus what the precision can round.
+        value: the debiased divergence, or ``OT_eps`` where ``debiased`` is False; made of dual values.
+        primal: the same combination of primal values of feasible plans.
+        gap: duality gap: ``sum (primal - dual)`` over the problems with the sizes of their factors, the width of the
+            interval that holds the optimal value.
+        rounding: what the precision of the costs can change of ``value``.
+        error: stated absolute error of ``value``: the distance to the farther end of that interval, plus ``rounding``.
         marginal_error: the largest L1 marginal error (both sides) among the problems, as a fraction of the mass.
         iterations: the most passes any problem took at the target epsilon.
-        converged: every problem met its tolerance.
+        converged: every marginal error is within the tolerance, and the gaps are within
+            :attr:`~otdd_flash.sinkhorn.SolverOptions.accuracy` times the larger of the value and epsilon.
         epsilon: in units of the cost.
         debiased: whether self terms were subtracted.
         potentials: ``f (n,), g (m,)`` of the cross problem; at points of weight zero their c-transforms.
@@ -102,6 +98,7 @@ class Divergence:
     value: float
     primal: float
     gap: float
+    rounding: float
     error: float
     marginal_error: float
     iterations: int
@@ -122,6 +119,11 @@ class Divergence:
         return self.debiased and len(self.certificates) == 1
 
     @property
+    def status(self) -> Status:
+        """Convergence, for :func:`report_convergence`."""
+        return Status(self.converged, self.marginal_error, self.error, self.iterations)
+
+    @property
     def plan(self) -> TransportPlan:
         """The cross problem's plan, applied by streaming."""
         backend: Backend = "triton" if self.info.backend == "triton" else "torch"
@@ -134,6 +136,7 @@ def divergence(
     epsilon: float,
     *,
     debiased: bool = True,
+    part: bool = False,
     options: SolverOptions = DEFAULT_OPTIONS,
     execution: Execution = DEFAULT_EXECUTION,
     initial: list[Potentials] | None = None,
@@ -148,6 +151,7 @@ def divergence(
         cost: exactly two clouds.
         epsilon: in units of the cost.
         debiased: subtract the self terms.
+        part: the value will be part of another; see :class:`~otdd_flash.sinkhorn.terms.Term`.
         options: tolerances and method.
         execution: backend, precision, memory mode.
         initial: potentials of the cross and the self problems to start from.
@@ -160,16 +164,17 @@ def divergence(
     check_masses(cost, options)
     if options.rho_x == options.rho_y and same_cloud(cost):
         cross: Problem = (0, 0)
-        problems, factors = [cross], [0.0 if debiased else 1.0]
+        problems, term = [cross], Term((0,), (0.0 if debiased else 1.0,), part=part)
     else:
         problems = [(0, 1), (0, 0), (1, 1)] if debiased else [(0, 1)]
-        factors = [1.0, -0.5, -0.5] if debiased else [1.0]
+        term = Term.of(0, range(1, len(problems)), part=part)
     operator = make_operator(
         cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
         memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
+        tol=options.tol,
     )  # fmt: skip
-    solution = solve(operator, epsilon, options, initial=initial, progress=progress)
-    found = summarise(cost, solution, list(range(len(problems))), factors, debiased=debiased)
+    solution = solve(operator, epsilon, options, terms=[term], initial=initial, progress=progress)
+    found = summarise(cost, solution, term, debiased=debiased)
     return replace(found, operator=operator) if keep_operator else found
 
 
@@ -209,30 +214,35 @@ def sinkhorn_divergence(
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"x has {x.shape[1]} features and y {y.shape[1]}: embed or project them to one width")
     result = divergence(DotProductCost.build(clouds), epsilon, debiased=debiased, options=options, execution=execution)
-    report_convergence(result.converged, result.marginal_error, result.iterations, options, strict=False)
+    report_convergence(result.status, options, strict=False)
     return result
 
 
-def report_convergence(
-    converged: bool, marginal_error: float, iterations: int, options: SolverOptions, *, strict: bool
-) -> None:
-    """Say loudly that a result is not converged.
+class Status(NamedTuple):
+    """Whether a result is converged, and what says so; part of every certificate."""
+
+    converged: bool
+    marginal_error: float
+    error: float
+    iterations: int
+
+
+def report_convergence(found: Status, options: SolverOptions, *, strict: bool) -> None:
+    """Warn of a result that is not converged, or raise.
 
     Args:
-        converged: nothing is said where it is.
-        marginal_error: for the message.
-        iterations: for the message.
+        found: nothing is said where it is converged.
         options: tolerance and limit, for the message.
         strict: raise instead of warn.
 
     Raises:
         NotConvergedError: under ``strict``.
     """
-    if converged:
+    if found.converged:
         return
     message = (
-        f"not converged: marginal error {marginal_error:.2e} is above tol={options.tol:.2e} after {iterations} "
-        f"iterations; raise max_iterations (now {options.max_iterations}) or epsilon, or loosen tol"
+        f"not converged after {found.iterations} iterations: {unmet(found.marginal_error, found.error, options)}; "
+        f"raise max_iterations (now {options.max_iterations}) or epsilon, loosen tol, or use precision='fp64'"
     )
     if strict:
         raise NotConvergedError(message)
@@ -252,28 +262,30 @@ def check_solve(epsilon: Any, debiased: Any, options: Any, execution: Any) -> fl
     return check_number("epsilon", epsilon, high=1e300)
 
 
-def summarise(
-    cost: DotProductCost, solution: Solution, problems: list[int], factors: list[float], *, debiased: bool
-) -> Divergence:
-    """The divergence ``sum_p factor_p OT_p`` of two clouds from the problems of a solved batch that it is made of.
+def unmet(marginal_error: float, error: float, options: SolverOptions) -> str:
+    """What a result that is not converged lacks, in words."""
+    if marginal_error <= options.tol:
+        return (
+            f"the marginal error {marginal_error:.2e} is within tol={options.tol:.2e}, but the value is only known to "
+            f"{error:.2e}, more than {options.accuracy:.0e} of the larger of value and epsilon"
+        )
+    return f"the marginal error {marginal_error:.2e} is above tol={options.tol:.2e}"
+
+
+def summarise(cost: DotProductCost, solution: Solution, term: Term, *, debiased: bool) -> Divergence:
+    """The divergence of two clouds from the problems of a solved batch that it is made of.
 
     Args:
         cost: the two clouds alone.
         solution: the batch.
-        problems: positions of the cross problem and, where they were solved, of both self problems.
-        factors: of their values.
+        term: the cross problem first and, where they were solved, both self problems.
         debiased: self terms were subtracted.
     """
-    weight, of = torch.tensor(factors, dtype=torch.float64), torch.tensor(problems)
+    problems = list(term.problems)
     names = ("cross", "source self", "target self")
-    dual, primal, error, iterations, converged = (
-        t[of]
-        for t in (solution.dual, solution.primal, solution.marginal_error, solution.iterations, solution.converged)
-    )
-    gap = float((weight.abs() * (dual - primal).abs()).sum())
+    bounds = combine(term, solution.dual, solution.primal)
     info = solution.operator.info
-    largest = max(solution.operator.cost.bound(*solution.operator.problems[p]) for p in problems)
-    rounding = float(weight.abs().sum()) * _UNIT_ROUNDOFF[info.precision] * (largest + solution.epsilon)
+    rounding = rounding_of(solution, term)
     mass_term = solution.epsilon / 2 * _mass_difference(cost) ** 2 if debiased else 0.0
     cross = solution.potentials(problems[0])
     rho = solution.options.rho_x, solution.options.rho_y
@@ -287,19 +299,32 @@ def summarise(
             else (solution.potentials(problems[1]).f, solution.potentials(problems[2]).f)
         )
     return Divergence(
-        value=float(weight @ dual) + mass_term, primal=float(weight @ primal) + mass_term, gap=gap,
-        error=gap + rounding, marginal_error=float(error.max()), iterations=int(iterations.max()),
-        converged=bool(converged.all()), epsilon=solution.epsilon, debiased=debiased, potentials=cross,
-        self_potentials=selves, cost=cost, info=info, rho=rho,
+        value=bounds.value + mass_term, primal=bounds.primal + mass_term, gap=bounds.gap,
+        rounding=rounding, error=bounds.error + rounding,
+        marginal_error=float(solution.marginal_error[problems].max()),
+        iterations=int(solution.iterations[problems].max()), converged=bool(solution.converged[problems].all()),
+        epsilon=solution.epsilon, debiased=debiased, potentials=cross, self_potentials=selves, cost=cost, info=info,
+        rho=rho,
         certificates=tuple(
-            {
-                "problem": names[k], "dual": float(dual[k]), "primal": float(primal[k]),
-                "marginal_error": float(error[k]), "iterations": int(iterations[k]), "converged": bool(converged[k]),
-                "mass": float(solution.r[p].sum()),
-            }
-            for k, p in enumerate(problems)
+            {"problem": name, **certificate(solution, p)} for name, p in zip(names, problems, strict=False)
         ),
     )  # fmt: skip
+
+
+def rounding_of(solution: Solution, term: Term) -> float:
+    """What the precision of a solve can change of a value."""
+    operator = solution.operator
+    largest = max(operator.cost.bound(*operator.problems[p]) for p in term.problems)
+    return sum(map(abs, term.factors)) * UNIT_ROUNDOFF[operator.info.precision] * (largest + solution.epsilon)
+
+
+def certificate(solution: Solution, problem: int) -> dict[str, Any]:
+    """What is known of one problem, JSON-safe."""
+    return {
+        "dual": float(solution.dual[problem]), "primal": float(solution.primal[problem]),
+        "marginal_error": float(solution.marginal_error[problem]), "iterations": int(solution.iterations[problem]),
+        "converged": bool(solution.converged[problem]), "mass": float(solution.r[problem].sum()),
+    }  # fmt: skip
 
 
 def same_cloud(cost: DotProductCost) -> bool:

@@ -1,7 +1,7 @@
 """Sinkhorn iterations over a batch of problems: anneal epsilon, then iterate until the marginals are met.
 
-One pass of the operator gives both marginals of the current plan, so every pass is also its own certificate, and the
-residuals ``log(a / r)``, ``log(b / c)`` of both potentials. A cross problem alternates with over-relaxation while
+One pass of the operator gives both marginals of the current plan, and with them the residuals ``log(a / r)``,
+``log(b / c)`` of both potentials. A cross problem alternates with over-relaxation while
 epsilon falls, ``f <- f + omega eps log(a / r)`` (Thibault et al. 2017); at the target, Anderson acceleration combines
 the last residuals, or a fixed guarded ``omega`` where one is asked for. A symmetric problem takes damped steps,
 ``f <- f + theta eps log(a / r)``: the linearised map has its spectrum in ``[0, 1]``, so ``theta = 2/3`` contracts by a
@@ -9,38 +9,39 @@ third a pass.
 
 Unbalanced problems (``rho_x``, ``rho_y``) damp the steps and change the target marginals; see
 :mod:`otdd_flash.sinkhorn.penalty`.
+
+Marginals that are met do not bound the value. Once they are, one more pass gives each problem an interval that holds
+its optimal value (:mod:`otdd_flash.sinkhorn.certificate`); a problem is converged when that is narrow enough, too, and
+goes on otherwise. Problems that stand still, as those of separated groups do, take two-level steps
+(:mod:`otdd_flash.sinkhorn.aggregate`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_count, check_fields, check_number
-from otdd_flash.ops.base import PlanOperator, on_device
-from otdd_flash.ops.steps import vectors_of
+from otdd_flash.ops.base import UNIT_ROUNDOFF, PlanOperator, exponent_roundoff, marginal_resolution, on_device
 from otdd_flash.sinkhorn.absent import everywhere
-from otdd_flash.sinkhorn.anderson import Anderson, FusedAnderson
-from otdd_flash.sinkhorn.penalty import Penalty, best_shift
-from otdd_flash.sinkhorn.recording import Recorder
+from otdd_flash.sinkhorn.loop import Loop
 from otdd_flash.sinkhorn.schedule import annealing
+from otdd_flash.sinkhorn.terms import Term, allowed_gaps
 from otdd_flash.types import Potentials
 
-_SYMMETRIC_STEP = 2.0 / 3.0
-_ANNEALING_OMEGA = 1.5
 # Below this fraction of the largest cost a problem resembles an assignment: one pass an annealed epsilon leaves mass at
 # the wrong partner, and the target needs thousands of passes to move it. Each stage is then converged a little. So it
 # is between well-separated classes of slightly unequal mass at any epsilon: there the error is seen to stand still.
 _CAREFUL_BELOW = 5e-4
-_STAGE_TOL = 5e-3
-_STAGE_PASSES = 100
 _RESOLUTION = 1e-13  # smallest epsilon, as a fraction of the largest cost
-_NEGLIGIBLE = 1e-12  # mass, as a fraction of the whole, whose loss to underflow is no loss
-_PATIENCE = 40  # passes in which an error must halve
+_ACCURACY = 1e-3  # of a value, as a fraction of it or of epsilon, unless the tolerance is looser
+_GROUPS = (32, 256)  # of a problem that stands still, and of one that stands still again
+_GAP_OF_ERROR = 0.4  # typical gap, as a fraction of the marginal error times the mean cost
+_CLOSER = 0.5  # of the error at which a gap was too wide: the error to go for at most
+_FLOOR = 8.0  # unit roundoffs: marginal errors that cannot be told from zero
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class SolverOptions:
     """How far and how to iterate.
 
     Args:
-        tol: L1 marginal error of both sides together, as a fraction of the mass, at which a problem is converged.
+        tol: a problem is converged when the L1 marginal error of both sides together is at most this fraction of the
+            mass, and its value is known to :attr:`accuracy`.
         max_iterations: passes allowed at the target epsilon.
         scaling: factor of ``sqrt(epsilon)`` from one annealing step to the next, in ``(0, 1)``.
         relaxation: fixed over-relaxation ``omega`` in ``[1, 2)``, or ``None`` for Anderson acceleration.
@@ -77,6 +79,11 @@ class SolverOptions:
         """Whether the marginals of both clouds are prescribed."""
         return self.rho_x is None and self.rho_y is None
 
+    @property
+    def accuracy(self) -> float:
+        """Error of a value, as a fraction of the larger of the value and epsilon, that is needed for convergence."""
+        return max(self.tol, _ACCURACY)
+
     def penalty_of(self, cloud: int) -> float | None:
         """Strength of the penalty on marginals of one cloud of a cost.
 
@@ -101,11 +108,13 @@ class Solution:
         options: tolerances and method.
         f, g: ``(B, N), (B, M)`` potentials.
         r, c: marginals of exactly these potentials.
-        marginal_error: ``(B,)`` L1, both sides, on the host like the rest.
+        marginal_error: ``(B,)`` L1, both sides, as a fraction of the mass, with what the precision leaves open; on the
+            host like the rest.
         iterations: ``(B,)`` passes at the target epsilon.
-        converged: ``(B,)``.
-        dual: ``(B,)`` dual values.
-        primal: ``(B,)`` primal values.
+        converged: ``(B,)`` the marginal error is within the tolerance and the gap within what was allowed.
+        dual: ``(B,)`` dual values, lower bounds of the optimal values.
+        primal: ``(B,)`` primal values of feasible plans, upper bounds.
+        passes: of the batch, all stages and the certificate together.
         history: marginal errors by look and problem.
     """
 
@@ -121,7 +130,13 @@ class Solution:
     converged: Tensor
     dual: Tensor
     primal: Tensor
+    passes: int = 0
     history: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+
+    @property
+    def gap(self) -> Tensor:
+        """``(B,)`` width of the interval that holds the optimal value."""
+        return (self.primal - self.dual).clamp_min(0.0)
 
     def potentials(self, problem: int) -> Potentials:
         """``f (n,), g (m,)`` of one problem in the clouds' own order, c-transforms at points of weight zero."""
@@ -141,6 +156,7 @@ def solve(
     epsilon: float,
     options: SolverOptions = DEFAULT_OPTIONS,
     *,
+    terms: Sequence[Term] | None = None,
     initial: list[Potentials] | None = None,
     progress: Progress | None = None,
 ) -> Solution:
@@ -150,6 +166,8 @@ def solve(
         operator: costs and weights of ``B`` problems.
         epsilon: regularisation, in units of the cost.
         options: tolerances and method.
+        terms: the values that are made of the problems and must be known to ``options.accuracy``; by default those of
+            the single problems.
         initial: potentials to start from, one pair a problem (a warm start: no annealing).
         progress: called with (stage, passes done, worst marginal error).
 
@@ -166,267 +184,113 @@ def solve(
             f"epsilon={epsilon:g} is below what float64 resolves of costs up to {largest:g}: take at least "
             f"{_RESOLUTION * largest:.1g}, or an exact solver"
         )
+    if terms is None:
+        terms = [Term.of(p) for p in range(len(operator.problems))]
     with on_device(operator.a.device):
-        return _solve(operator, epsilon, options, initial, progress, largest)
+        run = _Run(operator, epsilon, options, terms, largest, progress)
+        try:
+            run.start(initial)
+            return run.finish()
+        finally:
+            run.loop.close()
 
 
-def _solve(
-    operator: PlanOperator,
-    epsilon: float,
-    options: SolverOptions,
-    initial: list[Potentials] | None,
-    progress: Progress | None,
-    largest: float,
-) -> Solution:
-    """Anneal from the ``largest`` cost or start warm, iterate, and start again with care where that stalls."""
-    state = _State(operator, options)
-    careful = initial is None and epsilon < _CAREFUL_BELOW * largest
-    if initial is not None:
-        state.load(initial)
-    elif careful:
-        state.descend(largest, epsilon, progress)
-    else:
-        levels = annealing(largest, epsilon, options.scaling)
-        for k, eps in enumerate(levels):
-            state.anneal(eps, last=k + 1 == len(levels))
-            if progress is not None:
-                progress("anneal", state.passes, math.nan)
-    solution = state.iterate(epsilon, options, progress, until_stalled=not careful)
-    if not state.stalled or bool(solution.converged.all()):
-        return solution
-    state.done = solution.converged.clone()
-    state.descend(largest, epsilon, progress)
-    left = replace(options, max_iterations=options.max_iterations - int(solution.iterations.max()))
-    again = state.iterate(epsilon, left, progress)
-    return replace(
-        again, options=options, iterations=solution.iterations + again.iterations,
-        history=solution.history + again.history,
-    )  # fmt: skip
+class _Run:
+    """One solve: where it starts, how close it must come, and what it does where it stands still."""
 
+    def __init__(
+        self, operator: PlanOperator, epsilon: float, options: SolverOptions, terms: Sequence[Term], largest: float,
+        progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.loop = Loop(operator, options, progress)
+        self.epsilon, self.options, self.terms, self.largest = epsilon, options, terms, largest
+        self.mean = operator.cost.means(operator.problems)
+        precision = operator.info.precision
+        self.resolution = marginal_resolution(precision, self.mean / epsilon)
+        self.floor = torch.full_like(self.mean, _FLOOR * exponent_roundoff(precision))
+        self.goal = torch.maximum(options.tol - self.resolution, self.floor).clamp_min(options.tol / 4)
+        self.primal = torch.full_like(self.mean, torch.inf)
+        self.careful = False
+        self.tries = 0
 
-class _State:
-    """The loop's variables; see :func:`solve`."""
+    def start(self, initial: list[Potentials] | None) -> None:
+        """Take the given potentials, or anneal from the largest cost."""
+        loop = self.loop
+        self.careful = initial is None and self.epsilon < _CAREFUL_BELOW * self.largest
+        if initial is not None:
+            loop.load(initial)
+        elif self.careful:
+            loop.descend(self.largest, self.epsilon)
+        else:
+            loop.anneal_all(annealing(self.largest, self.epsilon, self.options.scaling))
+        loop.begin(self.epsilon)
 
-    def __init__(self, operator: PlanOperator, options: SolverOptions) -> None:
-        self.operator, self.options = operator, options
-        self.a, self.b = operator.a, operator.b
-        self.f, self.g = torch.zeros_like(self.a), torch.zeros_like(self.b)
-        self.cross = torch.tensor([i != j for i, j in operator.problems])  # on the host
-        self.symmetric = ~self.cross.to(self.a.device)[:, None]
-        self.mass = ((self.a.sum(1) + self.b.sum(1)) / 2).clamp_min(torch.finfo(torch.float64).tiny)
-        self.rows, self.columns = (
-            Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
-            for side in (0, 1)
-        )
-        self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
-        self.error = torch.zeros_like(self.mass)
-        self.least = _NEGLIGIBLE * self.mass
-        self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
-        self.vectors = vectors_of(operator, self.cross) if self.rows.hard and self.columns.hard else None
-        self.rows_next = True  # the same on the host, for annealing by kernels
-        self.masks: dict[tuple[bool, ...], Tensor] = {}
-        self.passes = 0
-        self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
-        self.stalled = False
+    def finish(self) -> Solution:
+        """Iterate and certify until every value is known well enough, or the passes are used up."""
+        loop, options = self.loop, self.options
+        while True:
+            loop.run(self.goal, options.max_iterations, patient=self.tries == len(_GROUPS))
+            error = loop.error.cpu()
+            spent = int(loop.iterations.max()) >= options.max_iterations
+            if bool(loop.stalled.any()) and not spent and self._unstick():
+                continue
+            dual = loop.dual_values()
+            allowed = self._allowed(dual)
+            if not spent and self._tighten(error, allowed):
+                continue
+            self._certify((spent | (error <= self.goal)) & ~(self.primal - dual <= allowed))
+            gap = (self.primal - dual).clamp_min(0.0)
+            known = (error <= self.goal) & (gap <= allowed)
+            if spent or bool(known.all()) or not self._go_on(error, gap, allowed, known):
+                return self._solution(dual, error, known)
 
-    def load(self, initial: list[Potentials]) -> None:
-        """Take given potentials as the start."""
-        for p, (f, g) in enumerate(initial):
-            self.f[p] = self.operator.pack_rows(f.to(self.f), p)
-            self.g[p] = self.operator.pack_columns(g.to(self.g), p)
+    def _unstick(self) -> bool:
+        """Two-level steps for what stands still; False where there is nothing left to try."""
+        if self.tries == len(_GROUPS):
+            return False
+        loop = self.loop
+        loop.form_groups(loop.stalled, _GROUPS[self.tries])
+        self.tries += 1
+        if self.tries == 1 and not (self.careful and not loop.groups):
+            loop.done = ~loop.stalled
+            loop.descend(self.largest, self.epsilon)
+            loop.begin(self.epsilon)
+            loop.done = torch.zeros_like(loop.done)
+        return True
 
-    def anneal(self, epsilon: float, *, last: bool) -> None:
-        """One over-relaxed step of one side at an intermediate epsilon.
+    def _allowed(self, dual: Tensor) -> Tensor:
+        """``(B,)`` largest gaps with which every term is known well enough, or as well as its precision allows."""
+        accuracy = self.options.accuracy
+        rounding = UNIT_ROUNDOFF[self.loop.operator.info.precision] * (self.largest + self.epsilon) / accuracy
+        floor = (self.epsilon * self.loop.mass.cpu()).clamp_min(rounding)
+        return allowed_gaps(self.terms, dual, floor, accuracy)
 
-        Symmetric problems join at the last one: every point has itself at no cost, so that a cold start is no worse
-        than the trouble of an annealed one.
-        """
-        active = self.cross | last
-        if not bool(active.any()):
-            return
-        live = self._live(active)
-        self.passes += 1
-        if self.vectors is not None:
-            sums = self.operator.marginals(self.f, self.g, epsilon, active)
-            self.vectors.anneal(
-                (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * self.rows_next,
-                columns_by=_ANNEALING_OMEGA * (not self.rows_next), symmetric_by=_SYMMETRIC_STEP,
-            )  # fmt: skip
-            self.rows_next = not self.rows_next
-            return
-        self._marginals(epsilon, active, live)
-        steps = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
-        for potential, step in zip((self.f, self.g), steps, strict=True):
-            potential.add_(torch.where(live[:, None] != 0, step, 0.0), alpha=epsilon)
+    def _tighten(self, error: Tensor, allowed: Tensor) -> bool:
+        """Ask for a smaller marginal error before the first certificate where it is all but sure to fail."""
+        likely = (allowed / (_GAP_OF_ERROR * self.mean)).nan_to_num_(torch.inf)
+        better = torch.maximum(likely, self.floor)
+        fresh = self.primal.isinf() & (error <= self.goal) & (error > better)
+        self.goal = torch.where(fresh, better, self.goal)
+        return bool(fresh.any())
 
-    def descend(self, largest: float, epsilon: float, progress: Progress | None) -> None:
-        """Anneal the unfinished problems from the start, each stage converged a little."""
-        live = ~self.done.to(self.a.device)[:, None]
-        for potential in (self.f, self.g):
-            potential.masked_fill_(live, 0.0)
-        stage = replace(
-            self.options, tol=max(self.options.tol, _STAGE_TOL), max_iterations=_STAGE_PASSES, check_every=1
-        )
-        for eps in annealing(largest, epsilon, self.options.scaling):
-            self.iterate(eps, stage)
-            if progress is not None:
-                progress("anneal", self.passes, math.nan)
+    def _certify(self, wanted: Tensor) -> None:
+        """Upper bounds of the ``wanted`` problems, as they stand."""
+        found = self.loop.feasible_values(wanted)
+        self.primal = torch.where(wanted, torch.minimum(found, self.primal), self.primal)
 
-    def iterate(
-        self, epsilon: float, options: SolverOptions, progress: Progress | None = None, *, until_stalled: bool = False
-    ) -> Solution:
-        """Passes at one epsilon until all problems are converged, the limit is reached or (if asked) one stalls."""
-        active = ~self.done
-        iterations = torch.zeros(len(self.mass), dtype=torch.int64)
-        self._evaluate(epsilon, active)
-        self.passes += 1
-        history: list[tuple[float, ...]] = []
-        advance = self._advance(epsilon, options)
-        for step in range(options.max_iterations + 1):
-            if step % options.check_every == 0 or step == options.max_iterations:
-                host = self.error.cpu()
-                history.append(tuple(host.tolist()))
-                active = active & ~(host <= options.tol)
-                if progress is not None:
-                    progress("iterate", self.passes, float(host.max()))
-                if step == options.max_iterations or not bool(active.any()):
-                    break
-                if until_stalled and step >= _PATIENCE:
-                    before = torch.tensor(history[-1 - _PATIENCE // options.check_every], dtype=host.dtype)
-                    self.stalled = bool((active & (host > before / 2)).any())
-                    if self.stalled:
-                        break
-                if not bool(torch.isfinite(host[active]).all()):
-                    self._restart(epsilon)
-                    advance = self._advance(epsilon, options)
-            advance(active)
-            self.passes += 1
-            iterations += active
-        return self._solution(epsilon, self.error.cpu(), iterations, tuple(history))
+    def _go_on(self, error: Tensor, gap: Tensor, allowed: Tensor, known: Tensor) -> bool:
+        """Set goals for what is not known well enough; False where the precision allows none."""
+        closer = error * (allowed / gap * 0.8).clamp_max(_CLOSER)
+        goal = torch.maximum(closer, self.floor)
+        hopeful = ~known & (error > self.floor)
+        self.goal = torch.where(hopeful & (error <= self.goal), goal, self.goal)
+        return bool(hopeful.any())
 
-    def _advance(self, epsilon: float, options: SolverOptions) -> Callable[[Tensor], None]:
-        """A function that takes one step of the active problems and evaluates them, recorded where that pays."""
-        move, recorder = self._method(epsilon, options), Recorder(self.operator)
-
-        def step(active: Tensor) -> None:
-            move(active)
-            self._evaluate(epsilon, active)
-
-        def advance(active: Tensor) -> None:
-            self._live(active)  # made here: nothing may come from the host while a step is recorded
-            recorder.run(tuple(active.tolist()), lambda: step(active))
-
-        return advance
-
-    def _method(self, epsilon: float, options: SolverOptions) -> Callable[[Tensor], None]:
-        """A function that moves the active problems by a step from where they were evaluated."""
-        if self.vectors is not None and options.relaxation is None:
-            fused = FusedAnderson(self.vectors, float(self.rows_next))
-            return lambda active: fused.advance(
-                (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
-            )
-        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
-
-        def move(active: Tensor) -> None:
-            steps = self._residuals(epsilon)
-            plain = self._alternate(*steps, options.relaxation or 1.0)
-            moves = plain if method is None else method.step(self.f, self.g, steps, plain, self.error, epsilon)
-            for potential, change in zip((self.f, self.g), moves, strict=True):
-                potential.add_(torch.where(self._live(active)[:, None] != 0, change, 0.0), alpha=epsilon)
-
-        return move
-
-    def _live(self, active: Tensor) -> Tensor:
-        """``(B,)`` int32 on the device, one for an active problem."""
-        key = tuple(active.tolist())
-        if key not in self.masks:
-            self.masks[key] = active.to(self.a.device, torch.int32)
-        return self.masks[key]
-
-    def _solution(
-        self, epsilon: float, error: Tensor, iterations: Tensor, history: tuple[tuple[float, ...], ...]
-    ) -> Solution:
-        dual, primal = self._values(epsilon)
+    def _solution(self, dual: Tensor, error: Tensor, known: Tensor) -> Solution:
+        loop, tol = self.loop, self.options.tol
+        stated = error + self.resolution
         return Solution(
-            operator=self.operator, epsilon=epsilon, options=self.options, f=self.f,
-            g=torch.where(self.symmetric, _fit(self.f, self.g), self.g), r=self.r, c=self.c, marginal_error=error,
-            iterations=iterations, converged=error <= self.options.tol, dual=dual.cpu(), primal=primal.cpu(),
-            history=history,
+            operator=loop.operator, epsilon=self.epsilon, options=self.options, f=loop.f, g=loop.second, r=loop.r,
+            c=loop.c, marginal_error=stated, iterations=loop.iterations, converged=known & (stated <= tol),
+            dual=dual, primal=self.primal, passes=loop.passes, history=tuple(loop.history),
         )  # fmt: skip
-
-    def _evaluate(self, epsilon: float, active: Tensor) -> None:
-        """The marginals and the error of the active problems at the current potentials, in place."""
-        live = self._live(active)
-        if self.vectors is None:
-            self._marginals(epsilon, active, live)
-            self.error.copy_(self._marginal_error())
-            return
-        new = self.operator.marginals(self.f, self.g, epsilon, active)
-        torch.div(self.vectors.measure(new, (self.r, self.c), live, self.least), self.mass, out=self.error)
-
-    def _marginals(self, epsilon: float, active: Tensor, live: Tensor) -> None:
-        """One pass."""
-        if not (self.rows.hard and self.columns.hard):
-            self._shift()
-        marginals = self.operator.marginals(self.f, self.g, epsilon, active)
-        for kept, new in zip((self.r, self.c), marginals, strict=True):
-            kept.copy_(torch.where(live[:, None] != 0, new, kept))
-
-    def _shift(self) -> None:
-        """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
-        shift = best_shift(self.a, self.b, self.f, self.g, self.rows, self.columns)
-        shift = torch.where(self.symmetric | ~shift.isfinite(), 0.0, shift)
-        self.f.add_(shift)
-        self.g.sub_(shift)
-
-    def _residuals(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Full Sinkhorn steps of both potentials in epsilons; a symmetric problem's second one is zero."""
-        f_step = self.rows.step(self.f, self.a, self.r, epsilon)
-        g_step = self.columns.step(self.g, self.b, self.c, epsilon)
-        return f_step, torch.where(self.symmetric, 0.0, g_step)
-
-    def _alternate(self, f_step: Tensor, g_step: Tensor, omega: float) -> tuple[Tensor, Tensor]:
-        """The step of one side of the cross problems, sides taking turns, and the damped step of symmetric ones."""
-        moves = (
-            torch.where(self.symmetric, _SYMMETRIC_STEP, omega * self.turn) * f_step,
-            omega * (1 - self.turn) * g_step,
-        )
-        self.turn.copy_(1 - self.turn)
-        return moves
-
-    def _restart(self, epsilon: float) -> None:
-        """Two safe half steps, for sums that came out zero or infinite."""
-        for potential in (self.f, self.g):
-            potential.nan_to_num_(0.0, 0.0, 0.0)
-        source = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        f = self.rows.damping(epsilon) * self.operator.softmin(source, epsilon, side="rows")
-        self.f.copy_(torch.where(self.symmetric, (self.f + f) / 2, f))
-        self.g.copy_(self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns"))
-        self._evaluate(epsilon, torch.ones_like(self.cross))
-
-    def _marginal_error(self) -> Tensor:
-        """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem.
-
-        Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
-        """
-        a, b = self.a, self.b
-        if not (self.rows.hard and self.columns.hard):
-            g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-            a, b = self.rows.target(a, self.f), self.columns.target(b, g)
-        least = self.least[:, None]
-        rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
-        columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
-        return (rows + columns) / self.mass
-
-    def _values(self, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Dual and primal value of each problem at the current potentials (DESIGN: OT_eps with KL to ``a b^T``)."""
-        g = torch.where(self.symmetric, _fit(self.f, self.g), self.g)
-        entropy = epsilon * (self.r.sum(1) - self.a.sum(1) * self.b.sum(1))
-        dual = self.rows.dual(self.a, self.f) + self.columns.dual(self.b, g) - entropy
-        primal = (self.r * self.f).sum(1) + (self.c * g).sum(1) - entropy
-        return dual, primal + self.rows.primal(self.r, self.a) + self.columns.primal(self.c, self.b)
-
-
-def _fit(f: Tensor, like: Tensor) -> Tensor:
-    """``f`` cut or padded to the columns of ``like``."""
-    return torch.nn.functional.pad(f, (0, like.shape[1] - f.shape[1]))

@@ -1,0 +1,89 @@
+"""How far the value of a transport problem can be from its dual value: a feasible plan gives an upper bound.
+
+The dual value of any potentials lies below the optimum. The marginal error does not bound what is missing above it: a
+little mass that is left in the wrong one of two distant groups costs as much as the groups are apart. So the plan of
+the potentials is rounded to one that meets its constraints (Altschuler et al. 2017, arXiv 1705.09634, algorithm 2), and
+the primal value of that plan lies above the optimum:
+
+    P'  = diag(x) P diag(y),                    x = min(1, a/r), y = min(1, b/c)   (r, c the marginals of P)
+    P'' = P' + e_a e_b^T / s,                   e_a = a - P' 1, e_b = b - P'^T 1, s = |e_a|_1 = |e_b|_1
+
+``P'`` is the plan of the potentials ``f + eps log x, g + eps log y``, so its marginals take one more pass, and
+
+    <P', C> + eps KL = <P' 1, f + eps log x> + <P'^T 1, g + eps log y> + eps (m_a m_b - |P'|_1).
+
+The cost of the rank-one rest needs moments of the points alone. Its entropy is bounded by
+
+    sum (p + e) log((p + e)/q) <= sum p log(p/q) + sum e log(e/q) + m h(s/m),   h(t) = -t log t - (1 - t) log(1 - t),
+
+since ``(p + e) h(e / (p + e))`` sums to at most ``m h(s/m)`` (Jensen). Where only one marginal is prescribed its side
+is scaled by ``a/r`` and nothing is left over; where none is, every plan is feasible.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from otdd_flash.ops.base import PlanOperator
+from otdd_flash.sinkhorn.penalty import Penalty
+
+Sides = tuple[Tensor, Tensor]
+
+
+def feasible_values(
+    operator: PlanOperator, epsilon: float, potentials: Sides, marginals: Sides, penalties: tuple[Penalty, Penalty],
+    active: Tensor,
+) -> Tensor:  # fmt: skip
+    """``(B,)`` primal values of rounded plans, upper bounds of the optimal values; one pass for all problems.
+
+    Args:
+        operator: costs and weights of ``B`` problems.
+        epsilon: in units of the cost.
+        potentials: ``f (B, N), g (B, M)``; ``g`` of a symmetric problem is its ``f``.
+        marginals: ``r, c`` of their plans.
+        penalties: on the marginals of rows and columns.
+        active: ``(B,)`` bool on the host; the others' entries are infinite.
+    """
+    weights = operator.a, operator.b
+    hard = [penalty.inverse == 0 for penalty in penalties]
+    both = hard[0] & hard[1]
+    moved = [
+        potential + epsilon * _log_scale(weight, sums, prescribed, clip=both)
+        for potential, weight, sums, prescribed in zip(potentials, weights, marginals, hard, strict=True)
+    ]
+    r, c = operator.marginals(moved[0], moved[1], epsilon, active)
+    sums = [torch.where(hard[k] & ~both, weights[k], marginal) for k, marginal in enumerate((r, c))]
+    masses = [weight.sum(1) for weight in weights]
+    inner = sum((s * f).sum(1) for s, f in zip(sums, moved, strict=True))
+    value = inner + epsilon * (masses[0] * masses[1] - r.sum(1))
+    value = value + sum(p.primal(s, w) for p, s, w in zip(penalties, sums, weights, strict=True))
+    left = [torch.where(both, w - s, 0.0).clamp_min_(0.0) for w, s in zip(weights, sums, strict=True)]
+    value = value + _entropy_of_rest(left, weights, epsilon)
+    for p in active.nonzero()[:, 0].tolist():
+        value[p] += _cost_of_rest(operator, p, left[0][p], left[1][p])
+    return torch.where(active.to(value.device) & value.isfinite(), value, torch.inf)
+
+
+def _log_scale(weight: Tensor, sums: Tensor, prescribed: Tensor, *, clip: Tensor) -> Tensor:
+    """``log x`` of one side: ``log(a/r)``, at most zero where both are prescribed; zero where this one is free."""
+    ratio = (weight / sums).log_().nan_to_num_(0.0, 0.0, 0.0)
+    return torch.where(prescribed, torch.where(clip, ratio.clamp_max(0.0), ratio), 0.0)
+
+
+def _entropy_of_rest(left: list[Tensor], weights: Sides, epsilon: float) -> Tensor:
+    """Bound of what the rank-one rest adds to ``eps KL(P'' | a b^T)``."""
+    s = torch.minimum(left[0].sum(1), left[1].sum(1))
+    total = weights[0].sum(1)
+    spread = sum(torch.xlogy(e, torch.where(w > 0, e / w, 1.0)).sum(1) for e, w in zip(left, weights, strict=True))
+    rest = (total - s).clamp_min(0.0)
+    mixing = torch.xlogy(s, total) - torch.xlogy(s, s) - torch.xlogy(rest, rest / total)
+    return epsilon * torch.where(s > 0, spread - torch.xlogy(s, s) + mixing - s, 0.0)
+
+
+def _cost_of_rest(operator: PlanOperator, problem: int, left: Tensor, right: Tensor) -> Tensor:
+    """``<C, e_a e_b^T> / s``."""
+    e_a, e_b = operator.unpack_rows(left, problem), operator.unpack_columns(right, problem)
+    s = torch.minimum(e_a.sum(), e_b.sum())
+    total = operator.cost.total(*operator.problems[problem], e_a, e_b)
+    return torch.where(s > 0, total / torch.where(s > 0, s, 1.0), 0.0)

@@ -1,0 +1,365 @@
+"""The solver's loop over a batch of problems: its variables, its steps and its looks at the error.
+
+The steps are those of :mod:`otdd_flash.sinkhorn.solver`, which decides what to do when.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from otdd_flash.ops.base import PlanOperator
+from otdd_flash.ops.steps import vectors_of
+from otdd_flash.sinkhorn.aggregate import Groups, aggregated_step, ground_groups
+from otdd_flash.sinkhorn.anderson import Anderson, FusedAnderson
+from otdd_flash.sinkhorn.certificate import feasible_values
+from otdd_flash.sinkhorn.penalty import Penalty, best_shift
+from otdd_flash.sinkhorn.recording import Recorder
+from otdd_flash.sinkhorn.schedule import annealing
+from otdd_flash.types import Potentials
+
+if TYPE_CHECKING:
+    from otdd_flash.sinkhorn.solver import Progress, SolverOptions
+
+_SYMMETRIC_STEP = 2.0 / 3.0
+_ANNEALING_OMEGA = 1.5
+_STAGE_TOL = 5e-3
+_STAGE_PASSES = 100
+_NEGLIGIBLE = 1e-12  # mass, as a fraction of the whole, whose loss to underflow is no loss
+_PATIENCE = 40  # passes in which an error must halve
+_FLAT = (12, 1e-3)  # passes after which an error must not be the same to this fraction
+_BETWEEN = 0.6  # share of an error that lies between groups and not within them, from which a two-level step pays
+_HELPS = 0.9  # of an error that a two-level step may leave
+_REGROUP_EVERY = 5  # passes from one two-level step to the next
+_EXACT = 1e-13  # L1 error of the groups' masses, as a fraction of the mass, that a two-level step leaves
+
+
+class Loop:
+    """Potentials, marginals and errors of a batch on their way; see :func:`otdd_flash.sinkhorn.solver.solve`.
+
+    Args:
+        operator: costs and weights.
+        options: method and penalties.
+        progress: called with (stage, passes done, worst marginal error).
+    """
+
+    def __init__(self, operator: PlanOperator, options: SolverOptions, progress: Progress | None) -> None:
+        self.operator, self.options, self.progress = operator, options, progress
+        self.a, self.b = operator.a, operator.b
+        self.f, self.g = torch.zeros_like(self.a), torch.zeros_like(self.b)
+        self.cross = torch.tensor([i != j for i, j in operator.problems])  # on the host
+        self.symmetric = ~self.cross.to(self.a.device)[:, None]
+        self.mass = ((self.a.sum(1) + self.b.sum(1)) / 2).clamp_min(torch.finfo(torch.float64).tiny)
+        self.rows, self.columns = (
+            Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
+            for side in (0, 1)
+        )
+        self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
+        self.error = torch.zeros_like(self.mass)
+        self.least = _NEGLIGIBLE * self.mass
+        self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
+        self.vectors = vectors_of(operator, self.cross) if self.rows.hard and self.columns.hard else None
+        self.rows_next = True  # the same on the host, for annealing by kernels
+        self.masks: dict[tuple[bool, ...], Tensor] = {}
+        self.passes = 0
+        self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
+        self.stalled = torch.zeros_like(self.done)
+        self.iterations = torch.zeros(len(self.mass), dtype=torch.int64)  # passes at the target, on the host
+        self.history: list[tuple[float, ...]] = []
+        self.groups: dict[int, Groups] = {}  # of the problems that take two-level steps
+        self.epsilon = math.nan
+        self.advance: Callable[[Tensor], None] = _no_step
+
+    def load(self, initial: list[Potentials]) -> None:
+        """Take given potentials as the start."""
+        for p, (f, g) in enumerate(initial):
+            self.f[p] = self.operator.pack_rows(f.to(self.f), p)
+            self.g[p] = self.operator.pack_columns(g.to(self.g), p)
+
+    def anneal_all(self, levels: list[float]) -> None:
+        """One step at each of the falling epsilons ``levels``."""
+        for k, epsilon in enumerate(levels):
+            self.anneal(epsilon, last=k + 1 == len(levels))
+            self._tell("anneal", math.nan)
+
+    def anneal(self, epsilon: float, *, last: bool) -> None:
+        """One over-relaxed step of one side at an intermediate epsilon.
+
+        Symmetric problems join at the last one: every point has itself at no cost, so that a cold start is no worse
+        than the trouble of an annealed one.
+        """
+        active = self.cross | last
+        if not bool(active.any()):
+            return
+        live = self._live(active)
+        self.passes += 1
+        if self.vectors is not None:
+            sums = self.operator.marginals(self.f, self.g, epsilon, active)
+            self.vectors.anneal(
+                (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * self.rows_next,
+                columns_by=_ANNEALING_OMEGA * (not self.rows_next), symmetric_by=_SYMMETRIC_STEP,
+            )  # fmt: skip
+            self.rows_next = not self.rows_next
+            return
+        self._marginals(epsilon, active, live)
+        steps = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
+        for potential, step in zip((self.f, self.g), steps, strict=True):
+            potential.add_(torch.where(live[:, None] != 0, step, 0.0), alpha=epsilon)
+
+    def descend(self, largest: float, epsilon: float) -> None:
+        """Anneal the unfinished problems from the start, each stage converged a little, groups and all."""
+        live = ~self.done.to(self.a.device)[:, None]
+        for potential in (self.f, self.g):
+            potential.masked_fill_(live, 0.0)
+        goal = torch.full_like(self.done, max(self.options.tol, _STAGE_TOL), dtype=torch.float64)
+        kept, before = self.iterations.clone(), len(self.history)
+        for eps in annealing(largest, epsilon, self.options.scaling):
+            self.begin(eps)
+            self.run(goal, int(self.iterations.max()) + _STAGE_PASSES, patient=True)
+            self._regroup(~self.done, leave=_STAGE_TOL)
+            self._tell("anneal", math.nan)
+        self.iterations = kept
+        del self.history[before:]
+
+    def begin(self, epsilon: float) -> None:
+        """Evaluate the unfinished problems at an epsilon and forget the steps before."""
+        self.epsilon = epsilon
+        self._evaluate(epsilon, ~self.done)
+        self.passes += 1
+        self.advance = self._advance(epsilon)
+
+    def run(self, goal: Tensor, limit: int, *, patient: bool) -> None:
+        """Passes until all unfinished problems are at their goal, the limit is reached or one stands still.
+
+        Args:
+            goal: ``(B,)`` marginal errors, on the host.
+            limit: of a problem's passes at the target.
+            patient: go on where an error stands still; else ``stalled`` says where one did.
+        """
+        looks: list[Tensor] = []
+        every = self.options.check_every
+        self.stalled = torch.zeros_like(self.done)
+        for step in itertools.count():
+            last = int(self.iterations.max()) >= limit
+            if step % every == 0 or last:
+                looks.append(self.error.to("cpu", copy=True))
+                self.history.append(tuple(looks[-1].tolist()))
+                active = ~self.done & ~(looks[-1] <= goal)
+                self._tell("iterate", float(looks[-1].max()))
+                if last or not bool(active.any()):
+                    return
+                if not patient:
+                    self.stalled = active & _stands_still(looks, every)
+                    if bool(self.stalled.any()):
+                        return
+                if not bool(torch.isfinite(looks[-1][active]).all()):
+                    self._restart(self.epsilon)
+                    self.advance = self._advance(self.epsilon)
+                elif self.groups and step % _REGROUP_EVERY == 0:
+                    self._regroup(active & (self._between() > _BETWEEN * looks[-1]))
+            self.advance(active)
+            self.passes += 1
+            self.iterations += active
+
+    def close(self) -> None:
+        """Let go of the steps' history and recordings, which refer to this."""
+        self.advance = _no_step
+
+    def dual_values(self) -> Tensor:
+        """``(B,)`` dual values of the present potentials, lower bounds of the optimal ones; on the host."""
+        rest = self.epsilon * (self.r.sum(1) - self.a.sum(1) * self.b.sum(1))
+        return (self.rows.dual(self.a, self.f) + self.columns.dual(self.b, self.second) - rest).cpu()
+
+    def feasible_values(self, active: Tensor) -> Tensor:
+        """``(B,)`` primal values of feasible plans of the ``active`` problems, upper bounds; on the host."""
+        self.passes += 1
+        return feasible_values(
+            self.operator, self.epsilon, (self.f, self.second), (self.r, self.c), (self.rows, self.columns), active
+        ).cpu()
+
+    @property
+    def second(self) -> Tensor:
+        """``(B, M)`` second potentials; of a symmetric problem the first."""
+        return torch.where(self.symmetric, _fit(self.f, self.g), self.g)
+
+    def form_groups(self, problems: Tensor, count: int) -> None:
+        """Let the cross problems among ``problems`` whose error lies between groups take two-level steps.
+
+        Unbalanced problems take none: mass that is missing need not come from another group.
+        """
+        for p in (problems & self.cross).nonzero()[:, 0].tolist():
+            if float(self.rows.inverse[p]) == 0 == float(self.columns.inverse[p]):
+                i, j = self.operator.problems[p]
+                self.groups[p] = ground_groups(self.operator.cost, i, j, count)
+        between = self._between() / self.error.cpu()
+        self.groups = {p: groups for p, groups in self.groups.items() if float(between[p]) > _BETWEEN}
+
+    def _regroup(self, problems: Tensor, *, leave: float = 0.0) -> None:
+        """One two-level step of the problems that have groups, and their evaluation.
+
+        A step that did not lower an error, nor left it below ``leave``, is undone; such a problem takes no more.
+        """
+        chosen = [p for p in self.groups if bool(problems[p])]
+        if not chosen:
+            return
+        op, moved = self.operator, torch.zeros_like(self.done)
+        before, kept = self.error.to("cpu", copy=True), (self.f.clone(), self.g.clone())
+        for p in chosen:
+            old = Potentials(op.unpack_rows(self.f[p], p), op.unpack_columns(self.g[p], p))
+            new = aggregated_step(op, p, old, self.epsilon, self.groups[p], goal=_EXACT * float(self.mass[p]))
+            self.f[p], self.g[p] = op.pack_rows(new.f, p), op.pack_columns(new.g, p)
+            moved[p] = True
+        self._evaluate(self.epsilon, moved)
+        undone = moved & ~(self.error.cpu() <= torch.clamp(_HELPS * before, min=leave))
+        if bool(undone.any()):
+            back = undone.to(self.f.device)[:, None]
+            self.f.copy_(torch.where(back, kept[0], self.f))
+            self.g.copy_(torch.where(back, kept[1], self.g))
+            self._evaluate(self.epsilon, undone)
+            self.groups = {p: groups for p, groups in self.groups.items() if not undone[p]}
+        self.passes += 2
+        self.iterations += 2 * moved
+        self.advance = self._advance(self.epsilon)
+
+    def _between(self) -> Tensor:
+        """``(B,)`` L1 errors of the masses of groups, as fractions of the mass; zero where there are no groups."""
+        out = torch.zeros(len(self.done), dtype=torch.float64)
+        for p, groups in self.groups.items():
+            missing = (
+                (groups.rows, self.operator.unpack_rows(self.r[p] - self.a[p], p)),
+                (groups.columns, self.operator.unpack_columns(self.c[p] - self.b[p], p)),
+            )
+            sums = [torch.zeros(groups.count, dtype=m.dtype, device=m.device).index_add_(0, g, m) for g, m in missing]
+            out[p] = float((sums[0].abs().sum() + sums[1].abs().sum()) / self.mass[p])
+        return out
+
+    def _tell(self, stage: str, error: float) -> None:
+        if self.progress is not None:
+            self.progress(stage, self.passes, error)
+
+    def _advance(self, epsilon: float) -> Callable[[Tensor], None]:
+        """A function that takes one step of the active problems and evaluates them, recorded where that pays."""
+        move, recorder = self._method(epsilon), Recorder(self.operator)
+
+        def step(active: Tensor) -> None:
+            move(active)
+            self._evaluate(epsilon, active)
+
+        def advance(active: Tensor) -> None:
+            self._live(active)  # made here: nothing may come from the host while a step is recorded
+            recorder.run(tuple(active.tolist()), lambda: step(active))
+
+        return advance
+
+    def _method(self, epsilon: float) -> Callable[[Tensor], None]:
+        """A function that moves the active problems by a step from where they were evaluated."""
+        options = self.options
+        if self.vectors is not None and options.relaxation is None:
+            fused = FusedAnderson(self.vectors, float(self.rows_next))
+            return lambda active: fused.advance(
+                (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
+            )
+        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
+
+        def move(active: Tensor) -> None:
+            steps = self._residuals(epsilon)
+            plain = self._alternate(*steps, options.relaxation or 1.0)
+            moves = plain if method is None else method.step(self.f, self.g, steps, plain, self.error, epsilon)
+            for potential, change in zip((self.f, self.g), moves, strict=True):
+                potential.add_(torch.where(self._live(active)[:, None] != 0, change, 0.0), alpha=epsilon)
+
+        return move
+
+    def _live(self, active: Tensor) -> Tensor:
+        """``(B,)`` int32 on the device, one for an active problem."""
+        key = tuple(active.tolist())
+        if key not in self.masks:
+            self.masks[key] = active.to(self.a.device, torch.int32)
+        return self.masks[key]
+
+    def _evaluate(self, epsilon: float, active: Tensor) -> None:
+        """The marginals and the error of the active problems at the current potentials, in place."""
+        live = self._live(active)
+        if self.vectors is None:
+            self._marginals(epsilon, active, live)
+            self.error.copy_(self._marginal_error())
+            return
+        new = self.operator.marginals(self.f, self.g, epsilon, active)
+        torch.div(self.vectors.measure(new, (self.r, self.c), live, self.least), self.mass, out=self.error)
+
+    def _marginals(self, epsilon: float, active: Tensor, live: Tensor) -> None:
+        """One pass."""
+        if not (self.rows.hard and self.columns.hard):
+            self._shift()
+        marginals = self.operator.marginals(self.f, self.g, epsilon, active)
+        for kept, new in zip((self.r, self.c), marginals, strict=True):
+            kept.copy_(torch.where(live[:, None] != 0, new, kept))
+
+    def _shift(self) -> None:
+        """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
+        shift = best_shift(self.a, self.b, self.f, self.g, self.rows, self.columns)
+        shift = torch.where(self.symmetric | ~shift.isfinite(), 0.0, shift)
+        self.f.add_(shift)
+        self.g.sub_(shift)
+
+    def _residuals(self, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Full Sinkhorn steps of both potentials in epsilons; a symmetric problem's second one is zero."""
+        f_step = self.rows.step(self.f, self.a, self.r, epsilon)
+        g_step = self.columns.step(self.g, self.b, self.c, epsilon)
+        return f_step, torch.where(self.symmetric, 0.0, g_step)
+
+    def _alternate(self, f_step: Tensor, g_step: Tensor, omega: float) -> tuple[Tensor, Tensor]:
+        """The step of one side of the cross problems, sides taking turns, and the damped step of symmetric ones."""
+        moves = (
+            torch.where(self.symmetric, _SYMMETRIC_STEP, omega * self.turn) * f_step,
+            omega * (1 - self.turn) * g_step,
+        )
+        self.turn.copy_(1 - self.turn)
+        return moves
+
+    def _restart(self, epsilon: float) -> None:
+        """Two safe half steps, for sums that came out zero or infinite."""
+        for potential in (self.f, self.g):
+            potential.nan_to_num_(0.0, 0.0, 0.0)
+        f = self.rows.damping(epsilon) * self.operator.softmin(self.second, epsilon, side="rows")
+        self.f.copy_(torch.where(self.symmetric, (self.f + f) / 2, f))
+        self.g.copy_(self.columns.damping(epsilon) * self.operator.softmin(self.f, epsilon, side="columns"))
+        self._evaluate(epsilon, torch.ones_like(self.cross))
+
+    def _marginal_error(self) -> Tensor:
+        """``(|r - a'|_1 + |c - b'|_1) / mass`` where ``a' = a exp(-f / rho)`` in an unbalanced problem.
+
+        Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
+        """
+        a, b = self.a, self.b
+        if not (self.rows.hard and self.columns.hard):
+            a, b = self.rows.target(a, self.f), self.columns.target(b, self.second)
+        least = self.least[:, None]
+        rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
+        columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
+        return (rows + columns) / self.mass
+
+
+def _no_step(active: Tensor) -> None:
+    """What advances a loop that has not begun."""
+
+
+def _stands_still(looks: list[Tensor], every: int) -> Tensor:
+    """``(B,)`` whether an error fell too little in the last passes, from the errors at all looks."""
+    still = torch.zeros_like(looks[-1], dtype=torch.bool)
+    now, back, flat = looks[-1], _PATIENCE // every, _FLAT[0] // every
+    if len(looks) > flat:
+        still |= (now - looks[-1 - flat]).abs() <= _FLAT[1] * now
+    if len(looks) > back:
+        still |= now > looks[-1 - back] / 2
+    return still
+
+
+def _fit(f: Tensor, like: Tensor) -> Tensor:
+    """``f`` cut or padded to the columns of ``like``."""
+    return torch.nn.functional.pad(f, (0, like.shape[1] - f.shape[1]))

@@ -1,0 +1,92 @@
+"""Values made of several transport problems, and what is known of them.
+
+    S(a, b) = OT(a, b) - OT(a, a)/2 - OT(b, b)/2
+
+Each problem's optimal value lies between its dual value, which is reported, and the primal value of a feasible plan. So
+a combined value, made of the dual values, may be too small by the gaps of the problems that enter with a plus and too
+large by those that enter with a minus, weighted by their factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value ``offset + sum_k factors_k OT_k`` over problems of a batch.
+
+    Args:
+        problems: positions in the batch.
+        factors: of their values.
+        offset: what is known already.
+        part: the value is one part of another that is not known here, and may be much larger than that.
+    """
+
+    problems: tuple[int, ...]
+    factors: tuple[float, ...]
+    offset: float = 0.0
+    part: bool = False
+
+    def value(self, dual: Tensor) -> float:
+        """The value from the ``(B,)`` values of the batch."""
+        parts = dual[list(self.problems)].tolist()
+        return math.fsum([self.offset, *(f * part for f, part in zip(self.factors, parts, strict=True))])
+
+    @classmethod
+    def of(cls, cross: int, selves: Sequence[int] = (), *, offset: float = 0.0, part: bool = False) -> Term:
+        """The debiased value of a cross problem and both self problems, or the plain value of the first alone."""
+        return cls((cross, *selves), (1.0, *(-0.5 for _ in selves)), offset, part)
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Sum of the positive factors, and of the negative ones without their sign."""
+        return sum(f for f in self.factors if f > 0), -sum(f for f in self.factors if f < 0)
+
+
+class Bounds(NamedTuple):
+    """What duals and primals say of a combined value."""
+
+    value: float  # of the dual values
+    primal: float  # of the primal values
+    gap: float  # width of the interval that holds the optimal value
+    error: float  # how far the value can be from the optimal one, on either side
+
+
+def combine(term: Term, dual: Tensor, primal: Tensor) -> Bounds:
+    """The value of a term with its bounds, from the ``(B,)`` dual and primal values of a batch.
+
+    Sums are exact before they are rounded, so that the order of the self problems does not matter.
+    """
+    at, factors = list(term.problems), torch.tensor(term.factors, dtype=torch.float64)
+    gaps = (primal[at] - dual[at]).clamp_min(0.0) * factors.abs()
+    gaps = torch.where(factors == 0, 0.0, gaps)
+    below, above = math.fsum(gaps[factors > 0].tolist()), math.fsum(gaps[factors < 0].tolist())
+    gap = below + above
+    return Bounds(term.value(dual), term.value(primal if gap else dual), gap, max(below, above))
+
+
+def allowed_gaps(terms: Sequence[Term], dual: Tensor, floor: Tensor, accuracy: float) -> Tensor:
+    """``(B,)`` largest gaps with which every term is known to ``accuracy max(|value|, floor)``; infinite where unused.
+
+    Args:
+        terms: the values that are asked for.
+        dual: ``(B,)`` present dual values.
+        floor: ``(B,)`` values below which the error is measured against the floor.
+        accuracy: as a fraction.
+    """
+    allowed = torch.full_like(dual, torch.inf)
+    for term in terms:
+        least = float(floor[term.problems[0]])
+        error = accuracy * (least if term.part else max(abs(term.value(dual)), least))
+        for p, factor in zip(term.problems, term.factors, strict=True):
+            side = term.sides[0] if factor > 0 else term.sides[1]
+            if factor:
+                allowed[p] = min(float(allowed[p]), error / side)
+    return allowed
