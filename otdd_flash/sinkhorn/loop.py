@@ -73,6 +73,7 @@ class Loop:
         self.history: list[tuple[float, ...]] = []
         self.groups: dict[int, Groups] = {}  # of the problems that take two-level steps
         self.epsilon = math.nan
+        self.leave = 0.0  # marginal error that need not be lowered: that of a stage of annealing
         self.advance: Callable[[Tensor], None] = _no_step
 
     def load(self, initial: list[Potentials]) -> None:
@@ -118,11 +119,13 @@ class Loop:
             potential.masked_fill_(live, 0.0)
         goal = torch.full_like(self.done, max(self.options.tol, _STAGE_TOL), dtype=torch.float64)
         kept, before = self.iterations.clone(), len(self.history)
+        self.leave = _STAGE_TOL
         for eps in annealing(largest, epsilon, self.options.scaling):
             self.begin(eps)
             self.run(goal, int(self.iterations.max()) + _STAGE_PASSES, patient=True)
-            self._regroup(~self.done, leave=_STAGE_TOL)
+            self._regroup(~self.done)
             self._tell("anneal", math.nan)
+        self.leave = 0.0
         self.iterations = kept
         del self.history[before:]
 
@@ -199,10 +202,11 @@ class Loop:
         between = self._between() / self.error.cpu()
         self.groups = {p: groups for p, groups in self.groups.items() if float(between[p]) > _BETWEEN}
 
-    def _regroup(self, problems: Tensor, *, leave: float = 0.0) -> None:
+    def _regroup(self, problems: Tensor) -> None:
         """One two-level step of the problems that have groups, and their evaluation.
 
-        A step that did not lower an error, nor left it below ``leave``, is undone; such a problem takes no more.
+        A step that did not lower an error, nor left it at what a stage of annealing may leave, is undone; at the target
+        such a problem takes no more.
         """
         chosen = [p for p in self.groups if bool(problems[p])]
         if not chosen:
@@ -215,13 +219,13 @@ class Loop:
             self.f[p], self.g[p] = op.pack_rows(new.f, p), op.pack_columns(new.g, p)
             moved[p] = True
         self._evaluate(self.epsilon, moved)
-        undone = moved & ~(self.error.cpu() <= torch.clamp(_HELPS * before, min=leave))
+        undone = moved & ~(self.error.cpu() <= torch.clamp(_HELPS * before, min=self.leave))
         if bool(undone.any()):
             back = undone.to(self.f.device)[:, None]
             self.f.copy_(torch.where(back, kept[0], self.f))
             self.g.copy_(torch.where(back, kept[1], self.g))
             self._evaluate(self.epsilon, undone)
-            self.groups = {p: groups for p, groups in self.groups.items() if not undone[p]}
+            self.groups = {p: groups for p, groups in self.groups.items() if self.leave or not undone[p]}
         self.passes += 2
         self.iterations += 2 * moved
         self.advance = self._advance(self.epsilon)
