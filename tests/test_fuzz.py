@@ -155,6 +155,6 @@ def test_problems_are_a_function_of_family_seed_and_index(fuzzing: ModuleType) -
 
 @pytest.mark.slow
 def test_two_hundred_random_problems_hold_what_is_certified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No certified value outside its stated error, none outside 1e-3 of the truth, in twenty problems of each family."""
+    """No certified value is outside its stated error or 1e-3 of the truth, in twenty problems of each family."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     assert importlib.import_module("fuzz").main(["--count", "20", "--seed", "3"]) == 0

@@ -23,6 +23,7 @@ from otdd_flash.types import Potentials
 
 _COLDEST = 8.0  # decades of the small plan that are taken at once: entries below e^-8 of the largest wait
 _NEWTON_STEPS = 60
+_AWAY = 1e4  # epsilons by which a potential is lowered to leave its point out
 _RIDGE = 1e-13  # of the scaled Hessian, which is singular along (1, -1)
 
 
@@ -81,13 +82,36 @@ def aggregated_step(operator: PlanOperator, problem: int, potentials: Potentials
             (groups.columns, operator.unpack_columns(operator.b[problem], problem)),
         )
     ]
-    one_hot = torch.nn.functional.one_hot(groups.columns, groups.count).to(torch.float64)
-    to_group = operator.apply_plan(problem, f, g, epsilon, v=one_hot).pv
-    assert to_group is not None
-    small = torch.zeros(groups.count, groups.count, dtype=torch.float64, device=f.device)
-    small.index_add_(0, groups.rows, to_group)
+    small = aggregated_plan(operator, problem, potentials, epsilon, groups)
     u, v = scale_to(small.cpu(), masses[0].cpu(), masses[1].cpu(), symmetric=symmetric, goal=goal)
     return Potentials(f + epsilon * u.to(f)[groups.rows], g + epsilon * v.to(f)[groups.columns])
+
+
+def aggregated_plan(
+    operator: PlanOperator, problem: int, potentials: Potentials, epsilon: float, groups: Groups
+) -> Tensor:
+    """``(k, l)`` float64 masses of the plan between groups.
+
+    A product with the plan on a GPU carries its entries in float16: what has yet to grow by many orders of magnitude is
+    lost. There each group's columns are summed in a pass of their own, in float32.
+    """
+    f, g = potentials
+    small = torch.zeros(groups.count, groups.count, dtype=torch.float64, device=f.device)
+    if operator.info.backend != "triton":
+        one_hot = torch.nn.functional.one_hot(groups.columns, groups.count).to(torch.float64)
+        product = operator.apply_plan(problem, f, g, epsilon, v=one_hot).pv
+        assert product is not None
+        return small.index_add_(0, groups.rows, product)
+    active = torch.zeros(len(operator.problems), dtype=torch.bool)
+    active[problem] = True
+    rows, columns = torch.zeros_like(operator.a), torch.zeros_like(operator.b)
+    rows[problem] = operator.pack_rows(f, problem)
+    for group in range(groups.count):
+        alone = torch.where(groups.columns == group, g, g - _AWAY * epsilon)
+        columns[problem] = operator.pack_columns(alone, problem)
+        sums = operator.unpack_rows(operator.marginals(rows, columns, epsilon, active)[0][problem], problem)
+        small[:, group].index_add_(0, groups.rows, sums)
+    return small
 
 
 def scale_to(plan: Tensor, a: Tensor, b: Tensor, *, symmetric: bool, goal: float) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ class Divergence:
         marginal_error: the largest L1 marginal error (both sides) among the problems, as a fraction of the mass.
         iterations: the most passes any problem took at the target epsilon.
         converged: every marginal error is within the tolerance, and the gaps are within
-            :attr:`~otdd_flash.sinkhorn.SolverOptions.accuracy` times the larger of the value and epsilon.
+            :attr:`~otdd_flash.sinkhorn.SolverOptions.accuracy`.
         epsilon: in units of the cost.
         debiased: whether self terms were subtracted.
         potentials: ``f (n,), g (m,)`` of the cross problem; at points of weight zero their c-transforms.
@@ -267,7 +267,7 @@ def unmet(marginal_error: float, error: float, options: SolverOptions) -> str:
     if marginal_error <= options.tol:
         return (
             f"the marginal error {marginal_error:.2e} is within tol={options.tol:.2e}, but the value is only known to "
-            f"{error:.2e}, more than {options.accuracy:.0e} of the larger of value and epsilon"
+            f"{error:.2e}, which is more than {options.accuracy:.0e} of it, of epsilon or of 0.01 of the mean cost"
         )
     return f"the marginal error {marginal_error:.2e} is above tol={options.tol:.2e}"
 

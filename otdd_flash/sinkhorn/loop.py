@@ -34,6 +34,7 @@ _NEGLIGIBLE = 1e-12  # mass, as a fraction of the whole, whose loss to underflow
 _PATIENCE = 40  # passes in which an error must halve
 _FLAT = (12, 1e-3)  # passes after which an error must not be the same to this fraction
 _BETWEEN = 0.6  # share of an error that lies between groups and not within them, from which a two-level step pays
+_GROUPS_ON_GPU = 32  # each takes a pass there
 _HELPS = 0.9  # of an error that a two-level step may leave
 _REGROUP_EVERY = 5  # passes from one two-level step to the next
 _EXACT = 1e-13  # L1 error of the groups' masses, as a fraction of the mass, that a two-level step leaves
@@ -196,7 +197,8 @@ class Loop:
         Unbalanced problems take none: mass that is missing need not come from another group.
         """
         for p in (problems & self.cross).nonzero()[:, 0].tolist():
-            if float(self.rows.inverse[p]) == 0 == float(self.columns.inverse[p]):
+            affordable = count <= _GROUPS_ON_GPU or self.operator.info.backend != "triton"
+            if affordable and float(self.rows.inverse[p]) == 0 == float(self.columns.inverse[p]):
                 i, j = self.operator.problems[p]
                 self.groups[p] = ground_groups(self.operator.cost, i, j, count)
         between = self._between() / self.error.cpu()

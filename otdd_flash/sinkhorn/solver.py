@@ -37,7 +37,8 @@ from otdd_flash.types import Potentials
 # is between well-separated classes of slightly unequal mass at any epsilon: there the error is seen to stand still.
 _CAREFUL_BELOW = 5e-4
 _RESOLUTION = 1e-13  # smallest epsilon, as a fraction of the largest cost
-_ACCURACY = 1e-3  # of a value, as a fraction of it or of epsilon, unless the tolerance is looser
+_ACCURACY = 1e-3  # of a value, as a fraction, unless the tolerance is looser
+_SMALL = 0.01  # of the mean cost: a value below it, and below epsilon, is known as well as if it were that large
 _GROUPS = (32, 256)  # of a problem that stands still, and of one that stands still again
 _GAP_OF_ERROR = 0.4  # typical gap, as a fraction of the marginal error times the mean cost
 _CLOSER = 0.5  # of the error at which a gap was too wide: the error to go for at most
@@ -81,7 +82,11 @@ class SolverOptions:
 
     @property
     def accuracy(self) -> float:
-        """Error of a value, as a fraction of the larger of the value and epsilon, that is needed for convergence."""
+        """Error of a value that is needed for convergence, as a fraction.
+
+        Of the value, or of epsilon or a hundredth of the mean cost, whichever of these two is smaller, where the value
+        is less than that.
+        """
         return max(self.tol, _ACCURACY)
 
     def penalty_of(self, cloud: int) -> float | None:
@@ -262,7 +267,8 @@ class _Run:
         """``(B,)`` largest gaps with which every term is known well enough, or as well as its precision allows."""
         accuracy = self.options.accuracy
         rounding = UNIT_ROUNDOFF[self.loop.operator.info.precision] * (self.largest + self.epsilon) / accuracy
-        floor = (self.epsilon * self.loop.mass.cpu()).clamp_min(rounding)
+        least = torch.where(self.mean > 0, _SMALL * self.mean, self.epsilon).clamp_max(self.epsilon)
+        floor = (least * self.loop.mass.cpu()).clamp_min(rounding)
         return allowed_gaps(self.terms, dual, floor, accuracy)
 
     def _tighten(self, error: Tensor, allowed: Tensor) -> bool:
