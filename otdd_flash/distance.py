@@ -170,8 +170,8 @@ class DistanceResult:
         value: squared divergence, in units of the cost.
         root: its square root; that of a value which rounding made negative is zero.
         converged: every transport problem, those between classes included, met ``tol``, and the value is known to
-            ``max(tol, 1e-3)`` of itself, or, where it is smaller than both, of the smaller of epsilon and a hundredth of
-            the mean cost; as far as iterations go.
+            ``max(tol, 1e-3)`` of itself, or, where it is smaller than that, of epsilon or a hundredth of the mean cost,
+            whichever is smaller; as far as iterations go.
         marginal_error: the worst L1 error of the marginals (both sides) among the problems, a fraction of the mass.
         iterations: the most passes that a problem took at the target epsilon.
         dual: made of the dual values, lower bounds of each problem, which ``value`` is.
