@@ -35,7 +35,8 @@ _PATIENCE = 40  # passes in which an error must halve
 _FLAT = (12, 1e-3)  # passes after which an error must not be the same to this fraction
 _BETWEEN = 0.6  # share of an error that lies between groups and not within them, from which a two-level step pays
 _GROUPS_ON_GPU = 32  # each takes a pass there
-_HELPS = 0.9  # of an error that a two-level step may leave
+_GROWTH = 3.0  # of an error that a two-level step may bring at first
+_HELPS = 0.9  # of an error that may be left until the next such step
 _REGROUP_EVERY = 5  # passes from one two-level step to the next
 _EXACT = 1e-13  # L1 error of the groups' masses, as a fraction of the mass, that a two-level step leaves
 
@@ -74,6 +75,7 @@ class Loop:
         self.history: list[tuple[float, ...]] = []
         self.groups: dict[int, Groups] = {}  # of the problems that take two-level steps
         self.epsilon = math.nan
+        self.regrouped: dict[int, float] = {}  # error at the last of these steps at the target
         self.leave = 0.0  # marginal error that need not be lowered: that of a stage of annealing
         self.advance: Callable[[Tensor], None] = _no_step
 
@@ -207,27 +209,32 @@ class Loop:
     def _regroup(self, problems: Tensor) -> None:
         """One two-level step of the problems that have groups, and their evaluation.
 
-        A step that did not lower an error, nor left it at what a stage of annealing may leave, is undone; at the target
-        such a problem takes no more.
+        Mass that arrives between groups arrives at a few of their points, so that the error need not fall at once. A
+        step after which it has grown is undone; at the target, a problem whose error has not fallen from one such step
+        to the next takes no more.
         """
+        before = self.error.to("cpu", copy=True)
+        if not self.leave:
+            idle = [p for p in self.groups if problems[p] and before[p] > _HELPS * self.regrouped.get(p, math.inf)]
+            self.groups = {p: groups for p, groups in self.groups.items() if p not in idle}
         chosen = [p for p in self.groups if bool(problems[p])]
         if not chosen:
             return
-        op, moved = self.operator, torch.zeros_like(self.done)
-        before, kept = self.error.to("cpu", copy=True), (self.f.clone(), self.g.clone())
+        op, moved, kept = self.operator, torch.zeros_like(self.done), (self.f.clone(), self.g.clone())
         for p in chosen:
             old = Potentials(op.unpack_rows(self.f[p], p), op.unpack_columns(self.g[p], p))
             new = aggregated_step(op, p, old, self.epsilon, self.groups[p], goal=_EXACT * float(self.mass[p]))
             self.f[p], self.g[p] = op.pack_rows(new.f, p), op.pack_columns(new.g, p)
             moved[p] = True
+            if not self.leave:
+                self.regrouped[p] = float(before[p])
         self._evaluate(self.epsilon, moved)
-        undone = moved & ~(self.error.cpu() <= torch.clamp(_HELPS * before, min=self.leave))
+        undone = moved & ~(self.error.cpu() <= torch.clamp(_GROWTH * before, min=self.leave))
         if bool(undone.any()):
             back = undone.to(self.f.device)[:, None]
             self.f.copy_(torch.where(back, kept[0], self.f))
             self.g.copy_(torch.where(back, kept[1], self.g))
             self._evaluate(self.epsilon, undone)
-            self.groups = {p: groups for p, groups in self.groups.items() if self.leave or not undone[p]}
         self.passes += 2
         self.iterations += 2 * moved
         self.advance = self._advance(self.epsilon)

@@ -40,7 +40,8 @@ _RESOLUTION = 1e-13  # smallest epsilon, as a fraction of the largest cost
 _ACCURACY = 1e-3  # of a value, as a fraction, unless the tolerance is looser
 _SMALL = 0.01  # of the mean cost: a value below it, and below epsilon, is known as well as if it were that large
 _GROUPS = (32, 256)  # of a problem that stands still, and of one that stands still again
-_GAP_OF_ERROR = 0.4  # typical gap, as a fraction of the marginal error times the mean cost
+_GAP_OF_ERROR = 0.33  # typical gap, as a fraction of the marginal error times the mean cost
+_FAR = 5e-3  # marginal error from which a problem that stands still starts again
 _CLOSER = 0.5  # of the error at which a gap was too wide: the error to go for at most
 _FLOOR = 8.0  # unit roundoffs: marginal errors that cannot be told from zero
 
@@ -214,6 +215,7 @@ class _Run:
         self.resolution = marginal_resolution(precision, self.mean / epsilon)
         self.floor = torch.full_like(self.mean, _FLOOR * exponent_roundoff(precision))
         self.goal = torch.maximum(options.tol - self.resolution, self.floor).clamp_min(options.tol / 4)
+        self.base = self.goal  # what the tolerance asks for; the gap may ask for more
         self.primal = torch.full_like(self.mean, torch.inf)
         self.careful = False
         self.tries = 0
@@ -234,7 +236,7 @@ class _Run:
         """Iterate and certify until every value is known well enough, or the passes are used up."""
         loop, options = self.loop, self.options
         while True:
-            loop.run(self.goal, options.max_iterations, patient=self.tries == len(_GROUPS))
+            loop.run(self.goal, options.max_iterations, patient=False)
             error = loop.error.cpu()
             spent = int(loop.iterations.max()) >= options.max_iterations
             if bool(loop.stalled.any()) and not spent and self._unstick():
@@ -243,21 +245,28 @@ class _Run:
             allowed = self._allowed(dual)
             if not spent and self._tighten(error, allowed):
                 continue
-            self._certify((spent | (error <= self.goal)) & ~(self.primal - dual <= allowed))
+            ready = spent | (error <= self.goal) | (loop.stalled & (error <= self.base))
+            self._certify(ready & ~(self.primal - dual <= allowed))
             gap = (self.primal - dual).clamp_min(0.0)
-            known = (error <= self.goal) & (gap <= allowed)
+            known = (error <= self.base) & (gap <= allowed)
             if spent or bool(known.all()) or not self._go_on(error, gap, allowed, known):
                 return self._solution(dual, error, known)
 
     def _unstick(self) -> bool:
-        """Two-level steps for what stands still; False where there is nothing left to try."""
+        """Two-level steps for what stands still; False where there is nothing left to try.
+
+        A problem with groups starts again with them, as does one that a hasty start has left far from its solution.
+        """
         if self.tries == len(_GROUPS):
             return False
         loop = self.loop
         loop.form_groups(loop.stalled, _GROUPS[self.tries])
         self.tries += 1
-        if self.tries == 1 and not (self.careful and not loop.groups):
-            loop.done = ~loop.stalled
+        far = (loop.error.cpu() > _FAR) & ~torch.tensor(self.careful)
+        grouped = torch.tensor([p in loop.groups for p in range(len(far))])
+        again = loop.stalled & (grouped | far)
+        if self.tries == 1 and bool(again.any()):
+            loop.done = ~again
             loop.descend(self.largest, self.epsilon)
             loop.begin(self.epsilon)
             loop.done = torch.zeros_like(loop.done)
