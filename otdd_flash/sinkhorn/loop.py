@@ -33,7 +33,8 @@ _STAGE_PASSES = 100
 _NEGLIGIBLE = 1e-12  # mass, as a fraction of the whole, whose loss to underflow is no loss
 _PATIENCE = 40  # passes in which an error must halve
 _FLAT = (12, 1e-3)  # passes after which an error must not be the same to this fraction
-_BETWEEN = 0.6  # share of an error that lies between groups and not within them, from which a two-level step pays
+_SEPARATED = 0.9  # share of an error that lies between groups and not within them, by which groups are recognized
+_BETWEEN = 0.6  # share from which a two-level step pays, where there are groups
 _GROUPS_ON_GPU = 32  # each takes a pass there
 _GROWTH = 3.0  # of an error that a two-level step may bring at first
 _HELPS = 0.9  # of an error that may be left until the next such step
@@ -204,7 +205,7 @@ class Loop:
                 i, j = self.operator.problems[p]
                 self.groups[p] = ground_groups(self.operator.cost, i, j, count)
         between = self._between() / self.error.cpu()
-        self.groups = {p: groups for p, groups in self.groups.items() if float(between[p]) > _BETWEEN}
+        self.groups = {p: groups for p, groups in self.groups.items() if float(between[p]) > _SEPARATED}
 
     def _regroup(self, problems: Tensor) -> None:
         """One two-level step of the problems that have groups, and their evaluation.
