@@ -43,6 +43,7 @@ from otdd_flash.sinkhorn import (
     divergence,
     report_convergence,
 )
+from otdd_flash.sinkhorn.divergence import unmet
 from otdd_flash.types import LabeledDataset, Potentials, notes_of
 
 log = logging.getLogger("otdd_flash")
@@ -242,6 +243,13 @@ class DistanceResult:
     notes: tuple[str, ...]
     label_distances: LabelDistances | None = field(repr=False)
     divergence: Divergence = field(repr=False)
+
+    @property
+    def lacking(self) -> str:
+        """What a result that is not converged lacks, in words."""
+        if self.label_distances is not None and not self.label_distances.converged:
+            return "class-to-class problems are not converged"
+        return unmet(self.marginal_error, self.error, SolverOptions(tol=self.tol))
 
     @property
     def plan(self) -> TransportPlan:

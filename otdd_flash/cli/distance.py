@@ -51,8 +51,8 @@ def run(config: DistanceConfig, job: Job) -> None:
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
     if config.strict and not result.converged:
         raise NotConvergedError(
-            f"marginal error {result.marginal_error:.2e} is above tol {result.tol:.2e} after "
-            f"{result.iterations} iterations; raise solver.max_iterations or solver.epsilon"
+            f"not converged after {result.iterations} iterations: {result.lacking}; raise solver.max_iterations or "
+            "solver.epsilon"
         )
 
 

@@ -48,7 +48,9 @@ def run(config: SelectConfig, job: Job) -> None:
     title = f"{len(found.idx)} of {names} for {side_title(target, config.target)}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
     if config.strict and not found.converged:
-        raise NotConvergedError(f"a marginal error is above tol {found.result.tol:.2e}; raise solver.max_iterations")
+        raise NotConvergedError(
+            f"the choice is not converged to tol {found.result.tol:.2e}; raise solver.max_iterations"
+        )
 
 
 def _with_defaults(side: DatasetConfig, config: SelectConfig) -> DatasetConfig:

@@ -38,7 +38,7 @@ def run(config: ValuesConfig, job: Job) -> None:
     title = f"{side_title(pool, config.source)} valued by {side_title(target, config.target)}"
     emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
     if config.strict and not found.result.converged:
-        raise NotConvergedError(f"marginal error {found.result.marginal_error:.2e} is above tol {found.result.tol:.2e}")
+        raise NotConvergedError(f"not converged: {found.result.lacking}; raise solver.max_iterations")
 
 
 def _rows(found: SampleValues, top: int, features: str | None) -> list[Row]:

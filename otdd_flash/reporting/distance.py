@@ -43,8 +43,9 @@ def distance_part(view: DistanceView, ranking: Ranking | None = None, *, named: 
     shown = matching(coupling, *view.class_names)
     sections.append(Section("class-matching", f"Which class feeds which{about}", shown))
     alerts = [] if record["converged"] else [
-        f"{source} → {target}: NOT CONVERGED. The marginal error {number(record['marginal_error'], 2)} is above the "
-        f"tolerance {number(record['tol'], 2)}; do not use this number. Raise max_iterations or epsilon."
+        f"{source} → {target}: NOT CONVERGED. The marginal error is {number(record['marginal_error'], 2)} (tolerance "
+        f"{number(record['tol'], 2)}) and the value is known to {number(record['error'], 2)}; do not use this number. "
+        "Raise max_iterations or epsilon."
     ]  # fmt: skip
     return Part(
         title=f"{source} → {target}", sections=sections, alerts=alerts, parameters=distance_parameters(record),
