@@ -80,7 +80,7 @@ def test_not_converged_is_said_and_exits_4_under_strict(otdd: Command, tmp_path:
     assert strict.code == 4
     assert json.loads(strict.out)["converged"] is False
     (line,) = strict.errors
-    assert line.startswith("otdd distance: error: marginal error")
+    assert line.startswith("otdd distance: error: not converged after 1 iterations: the marginal error")
     assert len(list(tmp_path.rglob("result.json"))) == 2
 
 
