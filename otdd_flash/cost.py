@@ -137,7 +137,8 @@ class DotProductCost:
         at = {k: position for position, k in enumerate(used)}
         first = torch.stack([self._statistics[k].first for k in used])
         square = torch.stack([self._statistics[k].square for k in used])
-        table = self.feature_weight * (square[:, None] + square[None, :] - 2 * (first @ first.T))
+        squares = square[:, None] + square[None, :] - 2 * (first @ first.T)
+        table = self.feature_weight * squares.clamp_min(0.0)  # of points in one place rounding leaves less than nothing
         if self.table is not None:
             shares = first.new_zeros(len(used), len(self.table))
             for row, k in enumerate(used):

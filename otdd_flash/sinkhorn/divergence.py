@@ -65,6 +65,7 @@ class Execution:
 
 
 DEFAULT_EXECUTION = Execution()
+_SUMS = 16  # unit roundoffs of float64: what sums over potentials and over problems can lose
 _HARD = 1e6  # times the largest cost: a stronger penalty moves the value by less than 1e-6 of it
 
 
@@ -315,7 +316,8 @@ def rounding_of(solution: Solution, term: Term) -> float:
     """What the precision of a solve can change of a value."""
     operator = solution.operator
     largest = max(operator.cost.bound(*operator.problems[p]) for p in term.problems)
-    return sum(map(abs, term.factors)) * UNIT_ROUNDOFF[operator.info.precision] * (largest + solution.epsilon)
+    roundoff = UNIT_ROUNDOFF[operator.info.precision] + _SUMS * UNIT_ROUNDOFF["fp64"]
+    return sum(map(abs, term.factors)) * roundoff * (largest + solution.epsilon)
 
 
 def certificate(solution: Solution, problem: int) -> dict[str, Any]:
