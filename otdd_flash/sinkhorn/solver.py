@@ -290,6 +290,8 @@ class _Run:
 
     def _certify(self, wanted: Tensor) -> None:
         """Upper bounds of the ``wanted`` problems, as they stand."""
+        if not bool(wanted.any()):
+            return
         found = self.loop.feasible_values(wanted)
         self.primal = torch.where(wanted, torch.minimum(found, self.primal), self.primal)
 
