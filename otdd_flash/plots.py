@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from otdd_flash.canvas import load_matplotlib, new_figure
 from otdd_flash.checks import (
     check_choice,
     check_flag,
@@ -241,7 +242,7 @@ def _cells(
     form: str = ".3g",
 ) -> Any:
     """A table as coloured cells with a bar of colours."""
-    matplotlib = optional_import("matplotlib", needed_for="a heat map", extra="plots")
+    matplotlib = load_matplotlib(needed_for="a heat map")
     numbers = torch.as_tensor(table).double()
     known = numbers[numbers.isfinite()]
     low, high = (0.0, float(known.max())) if known.numel() else (0.0, 1.0)
@@ -295,8 +296,7 @@ def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, An
     """A figure with one panel in the theme's colours; matplotlib's own settings are left alone."""
     if theme not in COLOURS:
         raise ValueError(f"theme must be light or dark, got {theme!r}")
-    matplotlib = optional_import("matplotlib", needed_for="a figure", extra="plots")
-    figures = optional_import("matplotlib.figure", needed_for="a figure", extra="plots")
+    matplotlib = load_matplotlib(needed_for="a figure")
     ink, muted, ground = (COLOURS[theme][name] for name in ("ink", "muted", "ground"))
     style = {
         "figure.facecolor": ground, "axes.facecolor": ground, "text.color": ink, "axes.labelcolor": ink,
@@ -304,7 +304,7 @@ def _figure(theme: Theme, width: float, height: float) -> Iterator[tuple[Any, An
         "text.parse_math": False,  # a class may be called $x_{
     }  # fmt: skip
     with matplotlib.rc_context(style):
-        figure = figures.Figure(figsize=(width, height), layout="constrained")
+        figure = new_figure(width, height, needed_for="a figure")
         axes = figure.add_subplot()
         axes.tick_params(color=muted, labelcolor=ink)  # ticks are made when drawn, after these settings are gone
         yield figure, axes

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "otdd_flash"
 LAYERS = [
     {"checks", "errors", "memory", "progress", "palette"},
     {"types", "cost"},
-    {"arguments", "tensor_files"},
+    {"arguments", "tensor_files", "canvas"},
     {"kernels", "data", "reference"},
     {"ops"},
     {"sinkhorn"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from otdd_flash.cli.arguments import keeps_no_files, prepare, quoted
 from otdd_flash.cli.exit_codes import ExitCode, report, wants_traceback
+from otdd_flash.cli.help import task_help
 from otdd_flash.cli.tasks import Job, Task
 from otdd_flash.errors import MissingDependencyError, optional_import
 
 log = logging.getLogger("otdd")
-
-# `source=mnist` is what people type; Hydra's own spelling of "this group, packaged as source" stays possible.
-_PACKAGED_GROUPS = {"source": "dataset@source", "target": "dataset@target"}
 
 
 def run_task(task: Task, arguments: Sequence[str]) -> int:
@@ -33,32 +33,50 @@ def run_task(task: Task, arguments: Sequence[str]) -> int:
     decorate = hydra.main(config_path="pkg://otdd_flash.conf", config_name=task.name, **_version_base(hydra))
     app = decorate(_make_job(task, full))
     try:
-        with _hydra_process(task.program, overrides_first([expand_group(argument) for argument in arguments])):
+        with _folder_of(task, arguments) as places, _hydra_process(task.program, [*places, *prepare(task, arguments)]):
             app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.OK
+    except BrokenPipeError:  # the reader of --help has gone away
+        return ExitCode.OK
+    except OSError as error:  # a job's own errors do not come here: this is Hydra making the run's folder
+        return report(task.program, _unusable_folder(error), full=full)
     except (Exception, KeyboardInterrupt) as error:
         return report(task.program, error, full=full)
     return ExitCode.OK
 
 
-def expand_group(argument: str) -> str:
-    """Rewrite ``source=NAME`` to ``dataset@source=NAME``, and so for ``target``; all else is left alone."""
-    key, equals, value = argument.partition("=")
-    return f"{_PACKAGED_GROUPS[key]}={value}" if equals and key in _PACKAGED_GROUPS else argument
+@contextmanager
+def _folder_of(task: Task, arguments: Sequence[str]) -> Iterator[list[str]]:
+    """With ``output.files=false`` overrides that put the run into a folder which goes away with it; else none."""
+    if not keeps_no_files(task, arguments):
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="otdd-", ignore_cleanup_errors=True) as scratch:
+        yield [f"hydra.{mode}.dir={quoted(scratch)}" for mode in ("run", "sweep")]
 
 
-def overrides_first(arguments: Sequence[str]) -> list[str]:
-    """The overrides, then Hydra's flags with their values: its parser takes overrides in one place only."""
-    overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
-    return [*overrides, *(a for a in arguments if a not in overrides)]
+def _unusable_folder(error: OSError) -> OSError:
+    """The error with the two ways out."""
+    place = "" if error.filename is None else f" {os.fsdecode(error.filename)!r}"
+    return OSError(
+        f"cannot make the run's folder{place}: {error.strerror or error}; name another with hydra.run.dir=FOLDER "
+        "(hydra.sweep.dir=FOLDER under --multirun), or keep no files with output.files=false"
+    )
 
 
 def _register(task: Task) -> None:
-    """Store the task's dataclass where ``conf/<task>.yaml`` finds it, so that every key and type is checked."""
+    """Tell Hydra the task's dataclass, against which every key and type is checked, and where its help comes from."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     ConfigStore.instance().store(name=f"{task.name}_schema", node=task.load_schema(), provider="otdd")
+
+    def keys(*, _root_: Any) -> str:
+        own = OmegaConf.masked_copy(_root_, [key for key in _root_ if key != "hydra"])
+        return task_help(task, OmegaConf.to_container(own, resolve=True)).replace("$", "$$")  # type: ignore[arg-type]
+
+    OmegaConf.register_new_resolver("otdd_keys", keys, replace=True)
 
 
 def _version_base(hydra: ModuleType) -> dict[str, str]:

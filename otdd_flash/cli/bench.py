@@ -12,7 +12,7 @@ from torch import Tensor
 
 from otdd_flash import __version__
 from otdd_flash.cli.config import BenchConfig
-from otdd_flash.cli.output import Row, check_format, emit, format_bytes, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_bytes
 from otdd_flash.cli.tasks import Job
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import make_operator
@@ -41,9 +41,7 @@ def run(config: BenchConfig, job: Job) -> None:
     if config.tune:
         record["tuning"] = tune(config, device)
     record.update(measure(config, device))
-    if config.output.files:
-        write_json(record, job.folder / "bench.json")
-    emit(record, "otdd bench", table_rows(record), fmt=config.output.format, one_line=job.multirun)
+    deliver(Finished(record, "otdd bench", table_rows(record), "bench.json"), config.output, job)
 
 
 def measure(config: BenchConfig, device: torch.device) -> dict[str, Any]:
@@ -119,8 +117,6 @@ def _check(config: BenchConfig, device: torch.device) -> None:
             raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")
     if config.m is not None and config.m < 1:
         raise ValueError(f"m must be at least 1, got {config.m}")
-    if config.solver.reach is not None or config.solver.reach_x is not None or config.solver.reach_y is not None:
-        raise ValueError("otdd bench times balanced problems: leave solver.reach alone")
     if config.tune:
         reason = triton_missing()
         if reason is not None or device.type != "cuda":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
-from otdd_flash.cli.output import Row, check_format, emit, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver
 from otdd_flash.cli.selection_config import CheckConfig
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import DistributionShiftError, NotConvergedError
@@ -32,12 +32,9 @@ def run(config: CheckConfig, job: Job) -> None:
     reference, batch, done = make_features(config.features, device, False).apply(*loaded)
     result = check(reference.to(device), batch.to(device), cache=config.cache, seed=config.seed, **asdict(config.gate))
     record = {"task": "check", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
-    rows = _rows(result, config.gate.tol, features_row(done))
-    if config.output.files:
-        write_json(record, job.folder / "result.json")
-        rows.append(("files", str(job.folder)))
     title = f"{side_title(batch, config.target)} against {side_title(reference, config.source)}"
-    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    rows = _rows(result, config.gate.tol, features_row(done))
+    deliver(Finished(record, title, rows), config.output, job)
     if config.strict and not result.converged:
         raise NotConvergedError(f"not converged: {result.accuracy(config.gate.tol)}")
     if result.exceeded:

@@ -17,7 +17,9 @@ class DatasetConfig:
     """One data set, as :func:`otdd_flash.load` takes it."""
 
     name: str = MISSING
-    """Any name that load knows; each option of the group dataset is one with its settings."""
+    """A name that "otdd info" lists, or kind:path with kind csv, parquet, npz, imagefolder or hf."""
+    title: str | None = None
+    """What the set is called in results and figures, also written as; null for its own name."""
     split: str | None = None
     """Part of the set; null for the set's default."""
     classes: list[Any] | None = None
@@ -31,7 +33,7 @@ class DatasetConfig:
     label: str | None = None
     """Column of the labels (csv, parquet, hf)."""
     features: Any = None
-    """Columns of numbers, or the one column of arrays (csv, parquet, hf)."""
+    """List of the columns of numbers, or the one column of arrays (csv, parquet, hf)."""
     text: str | None = None
     """Column of texts (csv, parquet, hf)."""
     image: str | None = None
@@ -60,30 +62,40 @@ class DatasetConfig:
 
 
 @dataclass
-class FeaturesConfig:
-    """What the feature part of the ground cost is; all but weight as :class:`otdd_flash.data.features.Features`."""
+class SetFeaturesConfig:
+    """What the feature part of the ground cost is; all but weight as :class:`otdd_flash.data.features.Features`.
+
+    What is fitted (table, pca, standardize) is fitted once, for all sets: on the first of many, or the target of a
+    ranking.
+    """
 
     weight: float = 1.0
     """Factor of the squared Euclidean distance between features."""
     embedder: Any = "raw"
     """raw, table (numbers and categories), pca:<k>, torchvision:<model>, timm:<model>, efficientnet-lite0,
     sentence-transformers[:<model or folder>], or a list of those, applied in turn."""
-    target_embedder: Any = None
-    """For the target alone; null for the same on both sides."""
     picture_size: list[int] | None = None
     """[h, w] at which picture models see their pictures; null for each model's own size."""
     scaling: str = "none"
     """none, standardize (zero mean and unit deviation a column) or l2 (unit rows: the cosine cost)."""
-    fit_on: str = "source"
-    """Side that table, pca and standardize are fitted on: source, target or both."""
     mean: Any = None
     """Constants of standardize instead of a fit: a number, or a list of one a channel or one a feature."""
     std: Any = None
-    """The same."""
+    """Deviations for standardize, as mean."""
     batch_size: int = 256
     """Samples a batch of the embedder."""
     cache: str | None = "default"
     """Folder of embeddings; default is $OTDD_CACHE/features or ~/.cache/otdd_flash/features, null stores none."""
+
+
+@dataclass
+class FeaturesConfig(SetFeaturesConfig):
+    """The same where there is a source and a target."""
+
+    target_embedder: Any = None
+    """Embedder of the target alone; null for the same on both sides."""
+    fit_on: str = "source"
+    """Side that table, pca and standardize are fitted on: source, target or both."""
 
 
 @dataclass
@@ -104,31 +116,45 @@ class LabelsConfig:
 
 
 @dataclass
-class SolverConfig:
-    """How the transport problems are solved; every key is an argument of :func:`otdd_flash.dataset_distance`."""
+class BalancedSolverConfig:
+    """How balanced problems are solved; every key is an argument of :func:`otdd_flash.dataset_distance`."""
 
     epsilon: float | None = None
     """Regularisation in units of the cost; null takes relative_epsilon."""
     relative_epsilon: float = 0.01
-    """Regularisation as a fraction of the mean cost."""
+    """Regularisation as a fraction of the mean cost, where epsilon is null."""
     tol: float = 1e-3
     """Converged when the L1 marginal error is below this fraction of the mass."""
     max_iterations: int = 1000
-    debiased: bool = True
-    """Subtract the self terms, so that the distance of a set to itself is zero."""
-    reach: float | None = None
-    """Unbalanced transport: about the distance beyond which mass is rather lost than moved; null keeps all mass."""
-    reach_x: float | None = None
-    """The same for the source alone."""
-    reach_y: float | None = None
-    """The same for the target alone."""
+    """Passes over the costs allowed; a result that needs more says that it is not converged."""
     precision: str = "auto"
+    """Of products: fp32, tf32, fp16, fp16x3 or int8 (features on an 8-bit grid), or auto."""
     memory: str = "auto"
-    """streamed, cached or auto."""
+    """Costs computed anew in every pass (streamed), stored (cached), or auto."""
     memory_budget: int | None = None
     """Bytes for stored costs; null for a fraction of what is free."""
     backend: str = "auto"
-    """torch, triton or auto."""
+    """What computes: torch, triton (NVIDIA GPUs) or auto."""
+
+
+@dataclass
+class TimedSolverConfig(BalancedSolverConfig):
+    """The same, with or without self terms."""
+
+    debiased: bool = True
+    """Subtract the self terms, so that the distance of a set to itself is zero."""
+
+
+@dataclass
+class SolverConfig(TimedSolverConfig):
+    """The same, and unbalanced problems too."""
+
+    reach: float | None = None
+    """Unbalanced transport: about the distance beyond which mass is rather lost than moved; null keeps all mass."""
+    reach_x: float | None = None
+    """reach of the source's mass alone."""
+    reach_y: float | None = None
+    """reach of the target's mass alone."""
 
 
 @dataclass
@@ -140,11 +166,15 @@ class ConventionConfig:
     entreg: float = 0.1
     """Epsilon, in units of the halved cost."""
     lambda_x: float = 1.0
+    """Factor of the halved squared distance between features."""
     lambda_y: float = 1.0
+    """Factor of the halved label distance."""
     inner: str = "gaussian"
     """Class-to-class distance: gaussian, gaussian_diag, means or exact."""
     inner_entreg: float = 0.1
+    """Epsilon of the class-to-class problems (exact only)."""
     inner_debiased: bool = False
+    """Subtract the self terms of the class-to-class problems (exact only)."""
 
 
 @dataclass
@@ -154,7 +184,7 @@ class OutputConfig:
     format: str = "table"
     """What stdout gets: table or json."""
     files: bool = True
-    """Write result.json and the label distances into the run's folder."""
+    """Keep a folder of the run with its results, settings, log and figures; false leaves nothing behind."""
 
 
 @dataclass
@@ -165,32 +195,33 @@ class ScreenConfig:
     """How many get the full distance: of the candidates of a ranking (a count, or a fraction), of the neighbours of
     each set of a matrix (a count); null for all."""
     margin: float = 0.1
-    """Near ties at the cut are kept as well."""
+    """Near ties at the cut, up to this fraction of its distance, are kept as well; needs keep."""
     method: str = "sliced"
-    """sliced or moments."""
+    """The cheap distance: sliced or moments; needs keep."""
     projections: int = 500
+    """Directions of the sliced distance; needs keep."""
     quantiles: int = 64
+    """Of each projection; needs keep."""
 
 
 @dataclass
 class DataConfig:
     """What every task on data sets has."""
 
-    features: FeaturesConfig = field(default_factory=FeaturesConfig)
-    """What is fitted (pca, standardize) is fitted once, for all sets: on features.fit_on of two, the first of many,
-    or the target of a ranking."""
+    features: SetFeaturesConfig = field(default_factory=SetFeaturesConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     max_samples: int | None = None
-    """For all sets, unless one has its own."""
+    """Draw at most so many samples of every set that has no max_samples of its own; null takes all."""
     data_root: str | None = None
-    """For all sets, unless one has its own."""
+    """Folder to look for data sets in first; null for $OTDD_DATA and the usual places."""
     resize: list[int] | None = None
-    """[h, w] of pictures, for all sets, unless one has its own."""
+    """[h, w] to bring pictures of every set to that has no resize of its own."""
     fit: str | None = None
     """How pictures are brought to that size: stretch (the default), pad or pad:<margin>."""
     device: str | None = None
     """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
     seed: int = 0
+    """Of every draw."""
 
 
 @dataclass
@@ -198,7 +229,7 @@ class SolvedConfig(DataConfig):
     """What every task has that solves for distances."""
 
     labels: LabelsConfig = field(default_factory=LabelsConfig)
-    solver: SolverConfig = field(default_factory=SolverConfig)
+    solver: BalancedSolverConfig = field(default_factory=BalancedSolverConfig)
     progress: bool | None = None
     """Progress on stderr; null shows it on a terminal."""
     strict: bool = False
@@ -206,22 +237,32 @@ class SolvedConfig(DataConfig):
 
 
 @dataclass
-class DistanceConfig(SolvedConfig):
-    """``otdd distance``."""
+class PairConfig(SolvedConfig):
+    """What every task has that solves for distances of two sets."""
 
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
-    convention: ConventionConfig = field(default_factory=ConventionConfig)
     cache_dir: str | None = None
-    """Folder that keeps label-distance tables between runs."""
+    """Folder that keeps label-distance tables between runs; null keeps none."""
+
+
+@dataclass
+class DistanceConfig(PairConfig):
+    """``otdd distance``."""
+
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    convention: ConventionConfig = field(default_factory=ConventionConfig)
 
 
 @dataclass
 class MatrixConfig(SolvedConfig):
     """``otdd matrix``; device: cuda is all GPUs that are visible."""
 
+    solver: SolverConfig = field(default_factory=SolverConfig)
+
     datasets: list[Any] = MISSING
-    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
+    """A list of names, kind:path, or {name: ..., as: ..., and any key of source in otdd distance}."""
     screen: ScreenConfig = field(default_factory=ScreenConfig)
     folder: str | None = None
     """Where finished pairs are kept and found again; null for the run's own folder."""
@@ -237,9 +278,11 @@ class MatrixConfig(SolvedConfig):
 class RankConfig(SolvedConfig):
     """``otdd rank``."""
 
+    solver: SolverConfig = field(default_factory=SolverConfig)
+
     target: DatasetConfig = field(default_factory=DatasetConfig)
     candidates: list[Any] = MISSING
-    """Names or kind:path, or {name: ..., as: ..., and any key of the group dataset}."""
+    """A list of names, kind:path, or {name: ..., as: ..., and any key of source in otdd distance}."""
     screen: ScreenConfig = field(default_factory=ScreenConfig)
     bootstrap: int = 40
     """Half-sample replicates behind intervals and p-values; 0 gives the order alone."""
@@ -259,7 +302,7 @@ class BenchConfig:
     """Features."""
     levels: bool = False
     """Features on an 8-bit grid, as pictures are, instead of normal ones."""
-    solver: SolverConfig = field(default_factory=SolverConfig)
+    solver: TimedSolverConfig = field(default_factory=TimedSolverConfig)
     repeats: int = 3
     """Timed solves, after a first one that is reported apart."""
     tune: bool = False
@@ -271,6 +314,7 @@ class BenchConfig:
     device: str | None = None
     """cpu, cuda, cuda:1, ...; null takes a GPU where there is one."""
     seed: int = 0
+    """Of the clouds."""
     output: OutputConfig = field(default_factory=OutputConfig)
 
 

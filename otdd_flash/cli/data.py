@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from otdd_flash.cli.config import DatasetConfig, FeaturesConfig
+from otdd_flash.cli.config import DatasetConfig, SetFeaturesConfig
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
@@ -17,29 +17,41 @@ if TYPE_CHECKING:
 log = logging.getLogger("otdd")
 
 
-def load_side(side: DatasetConfig, seed: int, features: FeaturesConfig) -> LabeledDataset | TextDataset | TableDataset:
-    """The data set that one side of the config describes; a table where ``features`` begin with that."""
+def load_side(
+    side: DatasetConfig, seed: int, features: SetFeaturesConfig
+) -> LabeledDataset | TextDataset | TableDataset:
+    """The data set that one side of the config describes, under its title; a table where ``features`` begin with that.
+
+    Raises:
+        ValueError: a key given twice.
+    """
     from otdd_flash.data import load
 
-    given = {key: value for key, value in asdict(side).items() if key not in ("name", "options") and value is not None}
+    own = ("name", "title", "options")
+    given = {key: value for key, value in asdict(side).items() if key not in own and value is not None}
+    repeated = sorted(given.keys() & side.options.keys())
+    if repeated:
+        raise ValueError(f"options.{repeated[0]} of {side.name} is a key of its own: give {repeated[0]} once")
     dataset = load(side.name, seed=seed, table=takes_tables(features), **given, **side.options)
     log.info("%r", dataset)
-    return dataset
+    return dataset if side.title is None else replace(dataset, name=side.title)
 
 
 def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
-    """What a side is, in few words: its name, and split and classes where the config chooses them."""
+    """What a side is, in few words: its title, or its name with the split and classes that the config chooses."""
+    if side.title is not None:
+        return side.title
     classes = None if side.classes is None else "classes " + ",".join(map(str, side.classes))
     return " ".join(part for part in (dataset.name, side.split, classes) if part)
 
 
-def takes_tables(config: FeaturesConfig) -> bool:
+def takes_tables(config: SetFeaturesConfig) -> bool:
     """Whether the first embedder is that of tables."""
     return _chain(config)[0] == "table"
 
 
 def make_features(
-    config: FeaturesConfig, device: str, progress: bool, *, seen: Sequence[Any] = (), fixed: bool = False
+    config: SetFeaturesConfig, device: str, progress: bool, *, seen: Sequence[Any] = (), fixed: bool = False
 ) -> Features:
     """What the config does to the features of both sides; ``weight`` belongs to the cost.
 
@@ -60,7 +72,7 @@ def make_features(
     return Features(**given, batching=Batching(config.batch_size, device, progress))
 
 
-def _chain(config: FeaturesConfig) -> list[Any]:
+def _chain(config: SetFeaturesConfig) -> list[Any]:
     """The embedders in turn."""
     return list(config.embedder) if isinstance(config.embedder, list) else [config.embedder]
 

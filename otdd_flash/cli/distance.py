@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otdd_flash.cli.config import ConventionConfig, DistanceConfig
+from otdd_flash.cli.config import ConventionConfig, DistanceConfig, PairConfig
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.labels import label_arguments
-from otdd_flash.cli.output import Row, check_format, emit, format_bytes, format_seconds, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_bytes, format_seconds
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 
@@ -38,17 +38,13 @@ def run(config: DistanceConfig, job: Job) -> None:
     features = make_features(config.features, arguments["device"], arguments["progress"])
     source, target, done = features.apply(*loaded)
     clock = {"load": load_seconds, "features": time.perf_counter() - start}
-    result = dataset_distance(source, target, **arguments)
+    result = dataset_distance(source, target, convention=convention(config.convention), **arguments)
     result = replace(result, seconds={**clock, **result.seconds, "load": load_seconds})
     record = {"task": "distance", **result.to_dict(), "features": done.to_dict(), "config": asdict(config)}
-    rows = table_rows(result, features_row(done))
-    if config.output.files:
-        write_json(record, job.folder / "result.json")
-        if result.label_distances is not None:
-            result.label_distances.to_safetensors(job.folder / "label_distances.safetensors")
-        rows.append(("files", str(job.folder)))
     title = f"{side_title(source, config.source)} -> {side_title(target, config.target)}"
-    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    tables = result.label_distances
+    files = {} if tables is None else {"label_distances.safetensors": tables.to_safetensors}
+    deliver(Finished(record, title, table_rows(result, features_row(done)), files=files), config.output, job)
     if config.strict and not result.converged:
         raise NotConvergedError(
             f"not converged after {result.iterations} iterations: {result.lacking}; raise solver.max_iterations or "
@@ -56,7 +52,7 @@ def run(config: DistanceConfig, job: Job) -> None:
         )
 
 
-def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
+def solver_arguments(config: PairConfig) -> dict[str, Any]:
     """Arguments of :func:`otdd_flash.dataset_distance`; ``strict`` stays here, to give the result before it fails."""
     return {
         **asdict(config.solver),
@@ -66,7 +62,6 @@ def solver_arguments(config: DistanceConfig) -> dict[str, Any]:
         "seed": config.seed,
         "cache_dir": config.cache_dir,
         "progress": sys.stderr.isatty() if config.progress is None else config.progress,
-        "convention": convention(config.convention),
     }
 
 

@@ -21,6 +21,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class UsageError(ValueError):
+    """An argument that cannot be understood; the message names it and what to write instead."""
+
+
 def exit_code(error: BaseException) -> ExitCode:
     """The exit code that ``error`` stands for."""
     if isinstance(error, NotConvergedError):
@@ -29,6 +33,8 @@ def exit_code(error: BaseException) -> ExitCode:
         return ExitCode.EXCEEDED
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
+    if isinstance(error, UsageError):
+        return ExitCode.USAGE
     # Everything that Hydra and OmegaConf raise is about the command line or a config file.
     if any(base.__module__.split(".")[0] in ("hydra", "omegaconf") for base in type(error).__mro__):
         return ExitCode.USAGE
@@ -57,9 +63,13 @@ def _text(error: BaseException) -> str:
     """The message; with the class name before it where the error is not one that this library words itself."""
     code, message = exit_code(error), str(error)
     if code == ExitCode.INTERRUPTED:
-        return "interrupted"
+        return f"interrupted: {message}" if message else "interrupted"
     if code == ExitCode.USAGE:
         return _config_text(message, error.__cause__)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     if message and isinstance(error, (ValueError, RuntimeError, OSError, ImportError, DistributionShiftError)):
         return message
     return f"{type(error).__name__}: {message}"

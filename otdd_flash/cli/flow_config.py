@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from otdd_flash.cli.config import DataConfig, DatasetConfig, LabelsConfig, SolverConfig
+from otdd_flash.cli.config import DataConfig, DatasetConfig, FeaturesConfig, LabelsConfig, SolverConfig
 
 
 @dataclass
@@ -16,7 +16,7 @@ class DynamicsConfig:
     """features, tied (features and one mean and deviation a class), augmented (and a mean and deviation a sample) or
     joint (features and a distribution over classes a sample)."""
     moments: str = "attached"
-    """features: attached or detached class moments."""
+    """features: attached (class moments move with the samples) or detached."""
     clustering: str | None = None
     """augmented: kmeans or dbscan find labels anew; null keeps them."""
     every: int = 1
@@ -26,7 +26,7 @@ class DynamicsConfig:
     radius: float = 0.1
     """augmented, dbscan: as a fraction of the spread of the label statistics."""
     min_samples: int = 5
-    """augmented, dbscan."""
+    """augmented, dbscan: neighbours that make a core of a cluster."""
     rate: float = 1.0
     """joint: of the label distributions, relative to the features'."""
 
@@ -43,7 +43,7 @@ class StepperConfig:
     grow: float = 1.0
     """line_search: factor of the rate after a move."""
     decay: float = 0.9
-    """momentum."""
+    """momentum: share of the last move that the next one keeps."""
     optimizer: str = "Adam"
     """torch: any class of torch.optim; rate is its lr."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +68,8 @@ class PicturesConfig:
 class FlowConfig(DataConfig):
     """``otdd flow``."""
 
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
+
     source: DatasetConfig = field(default_factory=DatasetConfig)
     target: DatasetConfig = field(default_factory=DatasetConfig)
     labels: LabelsConfig = field(default_factory=LabelsConfig)
@@ -88,6 +90,7 @@ class FlowConfig(DataConfig):
     patience: int = 0
     """Stop after so many steps without a fall of the value by patience_relative; 0 for never."""
     patience_relative: float = 1e-3
+    """A fall by less than this fraction of the value counts as none."""
     tensorboard: bool = False
     """Metrics for TensorBoard too (pip install 'otdd-flash[flows]')."""
     transfer_split: str | None = None

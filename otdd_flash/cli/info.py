@@ -15,7 +15,7 @@ import torch
 
 from otdd_flash import __version__
 from otdd_flash.cli.config import InfoConfig
-from otdd_flash.cli.output import Row, check_format, emit, format_bytes, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_bytes
 from otdd_flash.cli.tasks import Job
 
 _DISTRIBUTION = "otdd-flash"
@@ -42,9 +42,7 @@ def run(config: InfoConfig, job: Job) -> None:
         "data": data_sets(config.data_root),
         "extras": extras(),
     }
-    if config.output.files:
-        write_json(record, job.folder / "info.json")
-    emit(record, f"otdd-flash {__version__}", table_rows(record), fmt=config.output.format, one_line=job.multirun)
+    deliver(Finished(record, f"otdd-flash {__version__}", table_rows(record), "info.json"), config.output, job)
 
 
 def versions() -> dict[str, str | None]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 
 from otdd_flash import __version__
 from otdd_flash.cli.exit_codes import ExitCode
+from otdd_flash.cli.streams import usable_streams, write_stdout
 from otdd_flash.cli.tasks import TASKS
+from otdd_flash.cli.threads import share_processors
 
 _USAGE = """\
 otdd: compare labelled data sets by optimal transport
@@ -30,19 +33,26 @@ exit codes: 0 done, 1 error, 2 usage, 3 gate of otdd check exceeded, 4 not conve
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``otdd`` with ``argv`` (default: the process's arguments) and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    share_processors()
+    with usable_streams():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments:
         sys.stderr.write(usage())
         return ExitCode.USAGE
     name, *rest = arguments
     if name in ("-h", "--help"):
-        sys.stdout.write(usage())
+        write_stdout(usage())
         return ExitCode.OK
     if name == "--version":
-        print(f"otdd-flash {__version__}")
+        write_stdout(f"otdd-flash {__version__}\n")
         return ExitCode.OK
     if name not in TASKS:
-        sys.stderr.write(f"otdd: error: unknown task {name!r}; tasks are {', '.join(TASKS)} (see 'otdd --help')\n")
+        guess = "".join(f"did you mean {near}? " for near in difflib.get_close_matches(name, TASKS, n=1))
+        known = f"{guess}Tasks are {', '.join(TASKS)}" if guess else f"tasks are {', '.join(TASKS)}"
+        sys.stderr.write(f"otdd: error: unknown task {name!r}; {known} (see 'otdd --help')\n")
         return ExitCode.USAGE
 
     from otdd_flash.cli.app import run_task

@@ -7,9 +7,11 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import torch
 
 from otdd_flash.cli.config import MatrixConfig
 from otdd_flash.cli.labels import label_arguments
-from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds
 from otdd_flash.cli.sets import Common, make_screen, sources
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -49,18 +51,17 @@ def run(config: MatrixConfig, job: Job) -> None:
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
         common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
         sets = sources(config.datasets, common, config.features, device)
-        with _termination_as_exit():
+        with _termination_as_exit(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* items of the matrix failed")  # each was told when it did
             matrix = pairwise(
                 sets, folder=folder, workers=config.workers, shard=config.shard, screen=make_screen(config.screen),
                 **_options(config, device),
             )  # fmt: skip
     record = {"task": "matrix", **matrix.to_dict(), "config": asdict(config)}
-    rows = _rows(matrix, folder)
-    if config.output.files:
-        write_json(record, job.folder / "matrix.json")
-        _write_extras(matrix, job.folder)
-        rows.append(("files", str(job.folder)))
-    emit(record, f"{len(matrix)} data sets", rows, fmt=config.output.format, one_line=job.multirun)
+    files = {"matrix.parquet": matrix.to_parquet} if importlib.util.find_spec("pyarrow") else {}
+    title = f"{len(matrix)} data sets"
+    found = Finished(record, title, _rows(matrix, folder), "matrix.json", files, _figures(matrix))
+    deliver(found, config.output, job)
     _end(matrix, config)
 
 
@@ -105,8 +106,6 @@ def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
         ("time", format_seconds(matrix.seconds)),
         ("pairs kept in", str(folder)),
     ]
-    if matrix.failures:
-        rows.append(("failed", "\n".join(f"{' x '.join(f.names)}: {f.error}: {f.message}" for f in matrix.failures)))
     if matrix.notes:
         rows.append(("notes", "\n".join(matrix.notes)))
     return rows
@@ -142,22 +141,27 @@ def _grid(matrix: DistanceMatrix) -> str:
     )
 
 
-def _write_extras(matrix: DistanceMatrix, folder: Path) -> None:
-    """Parquet and figures, where their packages are installed."""
-    if importlib.util.find_spec("pyarrow"):
-        matrix.to_parquet(folder / "matrix.parquet")
+def _figures(matrix: DistanceMatrix) -> dict[str, Callable[[Path], object]]:
+    """Writers of the figures, where matplotlib is installed."""
     if not importlib.util.find_spec("matplotlib"):
         log.info("no figures: matplotlib is not installed (pip install 'otdd-flash[plots]')")
-        return
+        return {}
     from otdd_flash import plots
 
-    plots.save(plots.heat_map(matrix), folder / "heat_map.png")
     whole = matrix.finished()
+    drawn: dict[str, Callable[[], Any]] = {"heat_map.png": lambda: plots.heat_map(matrix)}
     if len(whole) > 2:
-        plots.save(plots.dendrogram(whole), folder / "dendrogram.png")
-        plots.save(plots.set_map(whole), folder / "map.png")
-        if len(whole) > 3:
-            plots.save(plots.set_map(whole, method="tsne"), folder / "map_tsne.png")
+        drawn |= {"dendrogram.png": lambda: plots.dendrogram(whole), "map.png": lambda: plots.set_map(whole)}
+    if len(whole) > 3:
+        drawn["map_tsne.png"] = lambda: plots.set_map(whole, method="tsne")
+    return {name: partial(_save, draw) for name, draw in drawn.items()}
+
+
+def _save(draw: Callable[[], Any], path: Path) -> None:
+    """Draw and write."""
+    from otdd_flash import plots
+
+    plots.save(draw(), path)
 
 
 @contextmanager

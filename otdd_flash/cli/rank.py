@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from otdd_flash.cli.config import RankConfig
 from otdd_flash.cli.labels import label_arguments
-from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds
 from otdd_flash.cli.sets import Common, make_screen, sources, target_source
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -34,29 +37,20 @@ def run(config: RankConfig, job: Job) -> None:
     common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
     goal = target_source(config.target, common, config.features, device)
     sets = sources(config.candidates, common, config.features, device, fitted_on=config.target)
-    ranking = rank(
-        sets, goal, bootstrap=config.bootstrap, level=config.level, screen=make_screen(config.screen), seed=config.seed,
-        device=device,
-        **label_arguments(config.labels), feature_weight=config.features.weight, **asdict(config.solver),
-        progress=sys.stderr.isatty() if config.progress is None else config.progress,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* is not ranked: ")  # the end of the run tells
+        ranking = rank(
+            sets, goal, bootstrap=config.bootstrap, level=config.level, screen=make_screen(config.screen),
+            seed=config.seed, device=device, **label_arguments(config.labels), feature_weight=config.features.weight,
+            **asdict(config.solver), progress=sys.stderr.isatty() if config.progress is None else config.progress,
+        )  # fmt: skip
     record = {"task": "rank", **ranking.to_dict(), "config": asdict(config)}
-    rows = _rows(ranking)
-    if config.output.files:
-        write_json(record, job.folder / "ranking.json")
-        if importlib.util.find_spec("matplotlib"):
-            from otdd_flash import plots
-
-            nearest = ranking.candidates[0]
-            figure = plots.class_coupling(nearest.coupling, nearest.class_names, ranking.target_classes)
-            plots.save(figure, job.folder / "class_coupling.png")
-        rows.append(("files", str(job.folder)))
     seen = "" if ranking.screening is None else f"of {len(ranking.screening.values)} "
     title = f"{len(ranking.candidates)} {seen}candidates for {ranking.target}"
-    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    deliver(Finished(record, title, _rows(ranking), "ranking.json", figures=_figures(ranking)), config.output, job)
     if ranking.failures:
-        names = ", ".join(failure.names[0] for failure in ranking.failures)
-        raise RuntimeError(f"{len(ranking.failures)} candidates failed, the others are ranked: {names}")
+        told = "; ".join(f"{failure.names[0]}: {failure.message}" for failure in ranking.failures)
+        raise RuntimeError(f"{len(ranking.failures)} candidates failed, the others are ranked: {told}")
     loose = [candidate.name for candidate in ranking.candidates if not candidate.converged]
     if config.strict and loose:
         raise NotConvergedError(f"not converged: {', '.join(loose)}")
@@ -74,9 +68,18 @@ def _rows(ranking: Ranking) -> list[Row]:
     nearest = ranking.candidates[0]
     lines = [f"{m['target']} <- {m['source']} ({m['share']:.0%})" for m in ranking.matching(nearest.name)]
     rows.append((f"from {nearest.name}", "\n".join(lines)))
-    if ranking.failures:
-        rows.append(("failed", "\n".join(f"{f.names[0]}: {f.error}: {f.message}" for f in ranking.failures)))
     return rows
+
+
+def _figures(ranking: Ranking) -> dict[str, Callable[[Path], object]]:
+    """Writers of the figures, where matplotlib is installed."""
+    if not importlib.util.find_spec("matplotlib"):
+        return {}
+    from otdd_flash import plots
+
+    nearest = ranking.candidates[0]
+    shown = (nearest.coupling, nearest.class_names, ranking.target_classes)
+    return {"class_coupling.png": lambda path: plots.save(plots.class_coupling(*shown), path)}
 
 
 def _screened(found: RankScreening) -> str:

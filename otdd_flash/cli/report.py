@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otdd_flash.cli.config import OutputConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
-from otdd_flash.cli.distance import solver_arguments
+from otdd_flash.cli.distance import convention, solver_arguments
 from otdd_flash.cli.output import Row, check_format, emit, format_bytes
 from otdd_flash.cli.report_config import ReportConfig
 from otdd_flash.cli.sets import Common, sources
@@ -78,9 +78,9 @@ def _computed(config: ReportConfig) -> tuple[list[Any], LabeledDataset | None]:
     )
     if source.name == target.name:
         target = replace(target, name=f"{target.name} (target)")
-    plain = {key: value for key, value in arguments.items() if key not in ("convention", "cache_dir")}
+    plain = {key: value for key, value in arguments.items() if key != "cache_dir"}
     further = _further(config, [source, target], arguments["device"])
-    distance = dataset_distance(source, target, **arguments)
+    distance = dataset_distance(source, target, convention=convention(config.convention), **arguments)
     results: list[Any] = [distance]
     count = _replicates(config, source, target)
     if count:

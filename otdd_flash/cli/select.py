@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from otdd_flash.cli.config import DatasetConfig
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.distance import solver_arguments
-from otdd_flash.cli.output import Row, check_format, emit, write_json, write_table
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, table_files
 from otdd_flash.cli.selection_config import SelectConfig
+from otdd_flash.cli.sets import Common, entry
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
 
@@ -27,7 +27,8 @@ def run(config: SelectConfig, job: Job) -> None:
     from otdd_flash.selection.select import SearchOptions, select
 
     arguments = solver_arguments(config)
-    sides = [config.source, *(_with_defaults(side, config) for side in config.more)]
+    common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
+    sides = [config.source, *(entry(given, common)[1] for given in config.more)]
     target, *loaded = (load_side(side, config.seed, config.features) for side in (config.target, *sides))
     # one fit for all sources: the target's
     settings = replace(config.features, fit_on="target") if config.more else config.features
@@ -39,29 +40,14 @@ def run(config: SelectConfig, job: Job) -> None:
         **arguments,
     )  # fmt: skip
     record = {"task": "select", **found.to_dict(), "features": done[0][2].to_dict(), "config": asdict(config)}
-    rows = _rows(found, features_row(done[0][2]))
-    if config.output.files:
-        write_json(record, job.folder / "result.json")
-        write_table(found, job.folder / "selected")
-        rows.append(("files", str(job.folder)))
     names = " + ".join(side_title(pool, side) for pool, side in zip(pools, sides, strict=True))
     title = f"{len(found.idx)} of {names} for {side_title(target, config.target)}"
-    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    rows = _rows(found, features_row(done[0][2]))
+    deliver(Finished(record, title, rows, files=table_files(found, "selected")), config.output, job)
     if config.strict and not found.converged:
         raise NotConvergedError(
             f"the choice is not converged to tol {found.result.tol:.2e}; raise solver.max_iterations"
         )
-
-
-def _with_defaults(side: DatasetConfig, config: SelectConfig) -> DatasetConfig:
-    """A further source with the settings that all sides share, where it has none of its own."""
-    return replace(
-        side,
-        max_samples=config.max_samples if side.max_samples is None else side.max_samples,
-        data_root=config.data_root if side.data_root is None else side.data_root,
-        resize=config.resize if side.resize is None else side.resize,
-        fit=config.fit if side.fit is None else side.fit,
-    )
 
 
 def _rows(found: Selection, features: str | None) -> list[Row]:

@@ -22,7 +22,7 @@ class Job:
     multirun: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Task:
     """One task of the console command.
 

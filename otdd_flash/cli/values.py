@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from otdd_flash.cli.data import features_row, load_side, make_features, side_title
 from otdd_flash.cli.distance import solver_arguments
-from otdd_flash.cli.output import Row, check_format, emit, write_json, write_table
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, table_files
 from otdd_flash.cli.selection_config import ValuesConfig
 from otdd_flash.cli.tasks import Job
 from otdd_flash.errors import NotConvergedError
@@ -30,13 +30,9 @@ def run(config: ValuesConfig, job: Job) -> None:
     pool, target, done = make_features(config.features, arguments["device"], arguments["progress"]).apply(*loaded)
     found = values(pool, target, parts=config.parts, **arguments)
     record = {"task": "values", **found.to_dict(), "features": done.to_dict(), "config": asdict(config)}
-    rows = _rows(found, config.top, features_row(done))
-    if config.output.files:
-        write_json(record, job.folder / "result.json")
-        write_table(found, job.folder / "values")
-        rows.append(("files", str(job.folder)))
     title = f"{side_title(pool, config.source)} valued by {side_title(target, config.target)}"
-    emit(record, title, rows, fmt=config.output.format, one_line=job.multirun)
+    rows = _rows(found, config.top, features_row(done))
+    deliver(Finished(record, title, rows, files=table_files(found, "values")), config.output, job)
     if config.strict and not found.result.converged:
         raise NotConvergedError(f"not converged: {found.result.lacking}; raise solver.max_iterations")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.arguments import check_sides
+from otdd_flash.canvas import new_figure
 from otdd_flash.checks import check_count, check_fields, check_path, check_tensor, check_text
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.callbacks import Callback
@@ -119,12 +120,9 @@ class Scatter(Callback):
         self._draw(flow, state)
 
     def _draw(self, flow: Flow, state: FlowState) -> None:
-        optional_import("matplotlib", needed_for="scatter pictures", extra="plots")
-        from matplotlib.figure import Figure
-
         assert self.axes is not None
         assert self._limits is not None
-        figure = Figure(figsize=(6, 6), layout="tight")
+        figure = new_figure(6, 6, needed_for="scatter pictures", layout="tight")
         axes = figure.add_subplot()
         now = flow.dataset(state)
         for data, marker, alpha in ((self.target, "x", 0.35), (now, "o", 0.8)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import otdd_flash
 from otdd_flash.arguments import check_sides
+from otdd_flash.canvas import load_matplotlib
 from otdd_flash.checks import check_count, check_path, check_text, shown
 from otdd_flash.distance import DistanceResult
 from otdd_flash.errors import optional_import
@@ -108,8 +109,8 @@ def render(
 
 def require() -> None:
     """Refuse early where an optional package is missing."""
-    for package in ("jinja2", "matplotlib"):
-        optional_import(package, needed_for="a report", extra="report")
+    optional_import("jinja2", needed_for="a report", extra="report")
+    load_matplotlib(needed_for="a report", extra="report")
 
 
 def check_place(path: str | os.PathLike[str]) -> Path:

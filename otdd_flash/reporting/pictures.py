@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.canvas import load_matplotlib
 from otdd_flash.errors import optional_import
 from otdd_flash.palette import COLOURS
 
@@ -59,7 +60,7 @@ def inline_svg(figure: Any) -> tuple[str, int]:
     Colours become the page's variables, so that one figure serves both themes; text stays text in the page's font; what
     an SVG file needs and a page does not (prologue, metadata, name spaces) is left out.
     """
-    matplotlib = optional_import("matplotlib", needed_for="figures of a report", extra="report")
+    matplotlib = load_matplotlib(needed_for="figures of a report", extra="report")
     target = io.StringIO()
     settings = {"svg.fonttype": "none", "svg.hashsalt": "otdd-flash"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():

@@ -189,7 +189,6 @@ class _Job:
 
     def _failed(self, source: SetSource, error: Exception) -> None:
         self.failures.append(Failure((source.name,), type(error).__name__, str(error)))
-        log.warning("%s failed: %s", source.name, error)
 
     def solve(
         self, settings: Settings, sets: Sequence[LabeledDataset], goal: LabeledDataset, bootstrap: int

@@ -37,7 +37,6 @@ def test_table(otdd: Command) -> None:
     ("argument", "message"),
     [
         ("n=0", "n must be at least 1, got 0"),
-        ("solver.reach=1.0", "otdd bench times balanced problems"),
         ("tune=true", "tune=true needs a CUDA device"),
     ],
 )

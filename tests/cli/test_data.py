@@ -166,7 +166,7 @@ def test_every_dataset_key_is_an_argument_of_load_or_an_option() -> None:
     from otdd_flash.data.registry import SOURCES
 
     known = {option for source in SOURCES.values() for option in source.options}
-    known |= {"name", "split", "classes", "max_samples", "data_root", "min_class_size", "options"}
+    known |= {"name", "title", "split", "classes", "max_samples", "data_root", "min_class_size", "options"}
     assert {item.name for item in fields(DatasetConfig)} <= known
 
 

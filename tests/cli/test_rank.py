@@ -52,7 +52,11 @@ def test_a_failed_candidate_is_exit_code_1_and_the_others_are_ranked(otdd: Comma
     candidates = "candidates=[nosuch,{name:iris,max_samples:60,as:part}]"
     outcome = otdd(*RANK, candidates, "bootstrap=0", "output=json")
     assert outcome.code == 1
-    assert outcome.errors == ["otdd rank: error: 1 candidates failed, the others are ranked: nosuch"]
+    said = "otdd rank: error: 1 candidates failed, the others are ranked: nosuch: no data set named 'nosuch'"
+    (error,) = outcome.errors
+    assert error.startswith(said)
+    table = otdd(*RANK, candidates, "bootstrap=0")
+    assert (table.out + table.err).count("nosuch: no data set") == 1, "told once"
     record = json.loads(outcome.out)
     assert [item["name"] for item in record["candidates"]] == ["part"]
     assert record["failures"][0]["names"] == ["nosuch"]
