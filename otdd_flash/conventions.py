@@ -29,6 +29,7 @@ from otdd_flash.labels.samples import ClassSample
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Execution
 from otdd_flash.sinkhorn.averaged import averaged_schedule, averaged_sinkhorn
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 Inner = Literal["gaussian", "gaussian_diag", "means", "exact"]
@@ -42,6 +43,7 @@ _DECIDED = {
 }  # fmt: skip
 
 
+@plain_torch_methods
 @dataclass(frozen=True)
 class MicrosoftConvention:
     """The arguments of microsoft/otdd's ``DatasetDistance`` that change its number, under its defaults.

@@ -13,6 +13,7 @@ from otdd_flash.checks import check_choice, check_visible
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.labels.attached import ATTACHABLE, attached_table
 from otdd_flash.sinkhorn.autograd import DifferentiableDivergence, DivergenceInputs
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 Moments = Literal["attached", "detached"]
@@ -33,6 +34,7 @@ class DifferentiableDistance:
     result: DistanceResult = field(repr=False)
 
 
+@plain_torch
 def differentiable_distance(
     source: LabeledDataset,
     target: LabeledDataset,

@@ -44,6 +44,7 @@ from otdd_flash.sinkhorn import (
     report_convergence,
 )
 from otdd_flash.sinkhorn.divergence import unmet
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset, Potentials, notes_of
 
 log = logging.getLogger("otdd_flash")
@@ -267,6 +268,7 @@ class DistanceResult:
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in skip}
 
 
+@plain_torch
 def dataset_distance(
     source: LabeledDataset, target: LabeledDataset, *, options: DistanceOptions | None = None, **overrides: Any
 ) -> DistanceResult:

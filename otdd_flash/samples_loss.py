@@ -18,6 +18,7 @@ from otdd_flash.checks import check_choice, check_count, check_number, check_ten
 from otdd_flash.ops import Memory, Precision
 from otdd_flash.sinkhorn.averaged import averaged_schedule
 from otdd_flash.sinkhorn.averaged_loss import LossSettings, Measures, SinkhornLoss, combined, evaluate
+from otdd_flash.torch_mode import plain_torch
 
 _MEMORY: dict[str, Memory] = {"auto": "auto", "tensorized": "cached", "online": "streamed", "multiscale": "auto"}
 _TINY, _HUGE = 1e-150, 1e150
@@ -109,6 +110,7 @@ class SamplesLoss(nn.Module):
         self.debias, self.potentials, self.verbose, self.backend = debias, potentials, verbose, backend
         self.tol, self.max_iterations, self.precision = tol, max_iterations, precision
 
+    @plain_torch
     def forward(self, *args: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
         """The loss, ``()`` or ``(B,)``, or the potentials, of the shape of the weights.
 

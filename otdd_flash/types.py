@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_count, check_device, check_text, check_type, check_visible
+from otdd_flash.torch_mode import plain_torch_methods
 
 
 class Potentials(NamedTuple):
@@ -26,6 +27,7 @@ class Potentials(NamedTuple):
     g: Tensor  # (m,)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class LabeledDataset:
     """A weighted labelled point cloud: what every distance, flow and selection works on.

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "otdd_flash"
 
 # From the bottom up; a unit may import the units of lower layers and itself.
 LAYERS = [
+    {"torch_mode"},
     {"checks", "errors", "memory", "progress", "palette"},
     {"types", "cost"},
     {"arguments", "tensor_files", "canvas"},

@@ -12,9 +12,11 @@ from otdd_flash.data.classes import dense, refuse_repeats
 from otdd_flash.data.held import hold
 from otdd_flash.data.matrix import to_matrix
 from otdd_flash.data.rows import Rows, Selection, assemble, choose
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch
 def from_arrays(
     X: Any,
     y: Any,

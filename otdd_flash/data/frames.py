@@ -14,9 +14,11 @@ from otdd_flash.data.columns import Table, choose_columns, table_rows
 from otdd_flash.data.rows import Rows, Selection, build
 from otdd_flash.data.text import TextDataset
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch
 def from_dataframe(
     df: Any,
     *,

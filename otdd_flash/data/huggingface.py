@@ -19,9 +19,11 @@ from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
 from otdd_flash.data.text import TextDataset, Texts
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch
 def from_huggingface(
     ds: Any,
     *,

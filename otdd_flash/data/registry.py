@@ -15,6 +15,7 @@ from otdd_flash.data.sizes import PictureSize, resize_pictures
 from otdd_flash.data.sources import Request, Source, not_found, search_roots
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
@@ -23,6 +24,7 @@ def sources() -> dict[str, str]:
     return {name: source.about for name, source in SOURCES.items()}
 
 
+@plain_torch
 def load(
     name: str,
     *,

@@ -20,6 +20,7 @@ from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset, Texts
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
@@ -252,6 +253,7 @@ def draw(ids: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.sort(order[:size])
 
 
+@plain_torch
 def subsample(dataset: LabeledDataset, max_samples: int | None, seed: int = 0) -> LabeledDataset:
     """At most ``max_samples`` rows of ``dataset``, in their order.
 

@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 
@@ -68,6 +69,7 @@ class Unembedded:
         )
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class TextDataset(Unembedded):
     """Labelled texts, with the fields of :class:`LabeledDataset` except for features.

@@ -16,6 +16,7 @@ from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
 from otdd_flash.data.text import TextDataset
 from otdd_flash.data.torch_sets import ItemKeys, class_names_of, map_rows
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 _RANDOM_TRANSFORMS = (
@@ -24,6 +25,7 @@ _RANDOM_TRANSFORMS = (
 )  # fmt: skip
 
 
+@plain_torch
 def from_torch(
     dataset: Any,
     *,

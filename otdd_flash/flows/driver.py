@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from otdd_flash.checks import check_callable, check_count, check_tensor, shown
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 
 
 class Evaluation(Protocol):
@@ -35,6 +36,7 @@ class Evaluation(Protocol):
 Objective = Callable[[Tensor], Evaluation]
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class State:
     """Where a minimisation stands.
@@ -109,6 +111,7 @@ class Minimum:
         return sum(record["event"] == event for record in self.history)
 
 
+@plain_torch
 def minimise(
     objective: Objective,
     w: Tensor,

@@ -19,6 +19,7 @@ from otdd_flash.flows.particles import computable
 from otdd_flash.flows.projections import Projection
 from otdd_flash.flows.state import FlowState, Problem, StepRefusedError
 from otdd_flash.flows.steppers import LineSearch, Stepper
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 
@@ -43,6 +44,7 @@ class FlowResult:
     state: FlowState = field(repr=False)
 
 
+@plain_torch_methods
 @dataclass(eq=False)
 class Flow:
     """A flow, ready to be run: what descends, what moves and how.
@@ -155,6 +157,7 @@ class Flow:
         return FlowResult(data, state.at.value, state.step, reason, tuple(history), state)
 
 
+@plain_torch
 def gradient_flow(
     source: LabeledDataset,
     target: LabeledDataset | Objective,

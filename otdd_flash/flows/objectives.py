@@ -27,6 +27,7 @@ from otdd_flash.labels import LabelSinkhorn, check_pair, label_distances
 from otdd_flash.labels.attached import TargetMoments, attached_table, class_moments
 from otdd_flash.sinkhorn import Divergence
 from otdd_flash.sinkhorn.autograd import DivergenceInputs
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 _PAIRS = 1 << 22  # pairs of an interaction whose intermediate values are held at a time
@@ -63,6 +64,7 @@ class Objective(ABC):
     __rmul__ = __mul__
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class DatasetTransport(Objective):
     """The dataset distance to a target, as :func:`otdd_flash.dataset_distance` defines it.
@@ -182,6 +184,7 @@ def feature_transport(target: LabeledDataset, options: DistanceOptions | None = 
     return DatasetTransport(target, replace(chosen, label_distance=None))
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class PotentialEnergy(Objective):
     """``sum_i a_i V(x_i)`` for a callable ``V: (n, d) -> (n,)``.
@@ -207,6 +210,7 @@ class PotentialEnergy(Objective):
         return Term(particles.data.normalised_weights @ values.to(torch.float64), memory, {})
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class InteractionEnergy(Objective):
     """``1/2 sum_ij a_i a_j K(x_i, x_j)`` for a symmetric callable ``K: (b, d), (n, d) -> (b, n)``, by row blocks.
@@ -238,6 +242,7 @@ class InteractionEnergy(Objective):
         return weights @ values.to(torch.float64) @ a
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class InternalEnergy(Objective):
     """Any other functional: say, an entropy estimate.
@@ -262,6 +267,7 @@ class InternalEnergy(Objective):
         return Term(value.to(torch.float64), memory, {})
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class Sum(Objective):
     """``sum_k weight_k objective_k``; written ``objective + 0.1 * other``.

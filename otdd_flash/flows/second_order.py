@@ -14,11 +14,13 @@ from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions
 from otdd_flash.sinkhorn.autograd import DivergenceInputs, LabelTerm
 from otdd_flash.sinkhorn.divergence import check_solve, same_cloud
 from otdd_flash.sinkhorn.hessian import SinkhornHessian
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import Potentials
 
 _TIGHT = SolverOptions(tol=1e-9, max_iterations=5000)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class SinkhornEvaluation:
     """A divergence solved at one cloud ``x``, with its derivatives in ``x``."""
@@ -41,6 +43,7 @@ class SinkhornEvaluation:
         return (self.hessian @ v).to(v.dtype)
 
 
+@plain_torch_methods
 @dataclass(eq=False)
 class SinkhornObjective:
     """``x -> S(x, y)``: the divergence to a fixed cloud, as a function of the points of the other.
@@ -73,6 +76,7 @@ class SinkhornObjective:
         self.epsilon = check_solve(self.epsilon, self.debiased, self.options, self.execution)
         check_tensor("y", self.y, shapes=[(None, None)])
 
+    @torch.enable_grad()
     def __call__(self, x: Tensor) -> SinkhornEvaluation:
         """Solve at ``x (n, d)``."""
         check_tensor("x", x, shapes=[(None, self.y.shape[1])])
@@ -92,6 +96,7 @@ class SinkhornObjective:
         return SinkhornEvaluation(found, gradient)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class LinearPullback:
     """``w -> objective(design @ w)``: gradient ``D^T g``, Hessian products ``D^T H (D v)``.
@@ -116,6 +121,7 @@ class LinearPullback:
         return _PulledBack(self.objective(self.design @ w), self.design)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class _PulledBack:
     at: Evaluation

@@ -17,6 +17,7 @@ from otdd_flash.flows.objectives import Objective
 from otdd_flash.flows.projections import Projection
 from otdd_flash.flows.warm import Memory
 from otdd_flash.sinkhorn import Divergence
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 _BLOCK_ELEMENTS = 1 << 20  # 8 MiB in float64
@@ -28,6 +29,7 @@ class StepRefusedError(RuntimeError):
     state: FlowState | None = None
 
 
+@plain_torch_methods
 @dataclass(eq=False)
 class Evaluation:
     """An objective at one place, and its Wasserstein gradient there, taken when first asked for.
@@ -184,6 +186,7 @@ class Problem:
         """The part of the way to the end that a move makes, if the root of the value falls as promised."""
         return min(promised / (2 * state.at.value), 1.0) if state.at.value > 0 else 0.0
 
+    @torch.enable_grad()
     def _evaluate(
         self, variables: Variables, data: LabeledDataset, memory: Memory, step: int = 0, advance: float = 0.0
     ) -> Evaluation:
@@ -199,6 +202,7 @@ class Problem:
             raise StepRefusedError(f"{_where(step)}: the value became {total} {_farthest(variables['x'], data)}")
         graph, remembered = [(term.value, leaves)], term.memory
 
+        @torch.enable_grad()
         def differentiate() -> tuple[Variables, float]:
             if not graph:  # used up and freed: here again, from what is remembered of here
                 return self._evaluate(variables, data, remembered, step)._taken

@@ -14,6 +14,7 @@ from otdd_flash.distance import DistanceOptions, dataset_distance
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.particles import computable
 from otdd_flash.flows.state import FlowState
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def class_map(coupling: Tensor) -> tuple[Tensor, float]:
     return best.indices, float(best.values.sum() / coupling.sum())
 
 
+@plain_torch
 def transfer_check(
     source: LabeledDataset,
     flowed: LabeledDataset,

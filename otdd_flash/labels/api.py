@@ -20,6 +20,7 @@ from otdd_flash.labels.names import ClassNames, names_table
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.sinkhorn import Progress
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 METHODS = ("means", "gaussian_diag", "gaussian", "sinkhorn")
@@ -31,6 +32,7 @@ _HASHED_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
 ClassDistance = Callable[..., Any]
 
 
+@plain_torch
 def label_distances(
     source: LabeledDataset,
     target: LabeledDataset,

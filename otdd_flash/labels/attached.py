@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from otdd_flash.labels.bures import BuresTable, FixedClasses
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 ATTACHABLE = ("means", "gaussian_diag", "gaussian")
@@ -108,6 +109,7 @@ class _ClassMoments(torch.autograd.Function):
         return _of_classes(samples, with_variances=with_variances)
 
     @staticmethod
+    @plain_torch
     def backward(ctx: Any, to_means: Tensor, to_variances: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         return _MomentGradient.apply(x, to_means, to_variances, ctx.samples, ctx.with_variances), None, None
@@ -133,6 +135,7 @@ class _MomentGradient(torch.autograd.Function):
         return out
 
     @staticmethod
+    @plain_torch
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         (to_variances,) = ctx.saved_tensors

@@ -9,12 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 _BLOCK_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
 _PIECE_ELEMENTS = 1 << 20  # 8 MiB where several copies of the rows are at work
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class ClassSample:
     """One class of a data set: rows ``index`` of ``x``, with weights that sum to one within the class.
@@ -117,6 +119,7 @@ class ClassSample:
             yield self.x[index].to(torch.float64), weights
 
 
+@plain_torch
 def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
     """The classes of ``dataset`` in the order of their ids."""
     order = torch.argsort(dataset.y, stable=True)

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from otdd_flash.checks import check_path, check_tensor, check_text, shown
 from otdd_flash.tensor_files import read_tensors, save_tensors
+from otdd_flash.torch_mode import plain_torch_methods
 
 FORMAT = "otdd-flash label distances 1"
 _TABLES = ("source_source", "source_target", "target_target")
 _RELATIVE_TOLERANCE = 1e-6  # of the largest entry: what float32 tables from elsewhere may be off by
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class LabelDistances:
     """Squared class-to-class Wasserstein distances, float64 on the host, in units of the squared feature distance.

@@ -29,10 +29,12 @@ from otdd_flash.matrix.worker import Worker
 from otdd_flash.progress import counter
 from otdd_flash.screening import Screen
 from otdd_flash.screening.cut import check_screen
+from otdd_flash.torch_mode import plain_torch
 
 log = logging.getLogger("otdd_flash")
 
 
+@plain_torch
 def pairwise(
     datasets: Any,
     *,
@@ -98,6 +100,7 @@ def pairwise(
     return matrix
 
 
+@plain_torch
 def collect(folder: str | os.PathLike[str]) -> DistanceMatrix:
     """The matrix of the last run in ``folder``, from whatever shards and runs have finished there; computes nothing.
 

@@ -16,6 +16,7 @@ from otdd_flash.checks import check_choice, check_path, shown
 from otdd_flash.errors import optional_import
 from otdd_flash.matrix import geometry
 from otdd_flash.matrix.screening import MatrixScreening, estimates
+from otdd_flash.torch_mode import plain_torch_methods
 
 FORMAT = "otdd-flash distance matrix 1"
 Metric = Literal["root", "value"]
@@ -36,6 +37,7 @@ class Failure:
     message: str
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class DistanceMatrix:
     """Distances between ``k`` labelled data sets.

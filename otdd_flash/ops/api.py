@@ -10,8 +10,10 @@ from otdd_flash.cost import DotProductCost
 from otdd_flash.errors import BackendUnavailableError
 from otdd_flash.ops.base import Backend, Memory, PlanOperator, Precision, Problem, on_device
 from otdd_flash.ops.support import SupportOperator
+from otdd_flash.torch_mode import plain_torch
 
 
+@plain_torch
 def make_operator(
     cost: DotProductCost,
     problems: Sequence[Problem],

@@ -19,6 +19,7 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost
 from otdd_flash.memory import free_memory
 from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem, marginal_resolution
+from otdd_flash.torch_mode import plain_torch_methods
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
@@ -72,6 +73,7 @@ class _Group:
         return sum(_size(block) for block in self.blocks)
 
 
+@plain_torch_methods
 class BlockedOperator:
     """:class:`~otdd_flash.ops.base.PlanOperator` in blocked torch."""
 

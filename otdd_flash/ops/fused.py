@@ -26,6 +26,7 @@ from otdd_flash.ops.packing import PackedClouds, pack
 from otdd_flash.ops.plan_product import PlanRows
 from otdd_flash.ops.sweeps import ALIGN, Piece, Sweep, divide, softmin_jobs
 from otdd_flash.ops.tiles import Extent, ceil_div, tile_count
+from otdd_flash.torch_mode import plain_torch_methods
 
 _INTERPRETER_BUDGET = 256 << 20
 _LEAST_PART = 0.1  # of the scores that must fit before some are stored: a second sweep costs two launches
@@ -45,6 +46,7 @@ def _on_its_device(method: _Method) -> _Method:
     return run  # type: ignore[return-value]
 
 
+@plain_torch_methods
 class FusedOperator:
     """Triton implementation of :class:`otdd_flash.ops.base.PlanOperator`.
 

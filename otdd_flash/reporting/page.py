@@ -29,11 +29,13 @@ from otdd_flash.reporting.values import values_part
 from otdd_flash.reporting.views import DistanceView, ValuesView
 from otdd_flash.selection.ranking import Ranking
 from otdd_flash.selection.values import SampleValues
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 TOP = 12  # samples shown of each end
 
 
+@plain_torch
 def report(
     results: Any,
     path: str | os.PathLike[str],
@@ -88,6 +90,7 @@ def report(
     return place
 
 
+@plain_torch
 def render(
     results: Any, *, title: str | None = None, top: int = TOP, pictures: LabeledDataset | None = None
 ) -> str:  # fmt: skip

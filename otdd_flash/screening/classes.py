@@ -23,6 +23,7 @@ from otdd_flash.ops import make_operator
 from otdd_flash.screening.sliced import check_widths
 from otdd_flash.sinkhorn import SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 MomentMethod = Literal["means", "gaussian_diag", "gaussian"]
@@ -32,6 +33,7 @@ _SMALL_PROBLEMS = SolverOptions(tol=1e-4, max_iterations=2000)
 RELATIVE_EPSILON = 0.01
 
 
+@plain_torch
 def moment_distance(source: LabeledDataset, target: LabeledDataset, **settings: Any) -> float:
     """Debiased transport cost between the classes as point masses.
 
@@ -44,6 +46,7 @@ def moment_distance(source: LabeledDataset, target: LabeledDataset, **settings: 
     return float(moment_distances([source, target], **settings)[0, 1])
 
 
+@plain_torch
 def moment_distances(
     datasets: Sequence[LabeledDataset],
     *,

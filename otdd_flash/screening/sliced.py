@@ -24,11 +24,13 @@ from otdd_flash.arguments import check_datasets, check_sides
 from otdd_flash.checks import check_count, check_number, check_tensor, check_type, shown
 from otdd_flash.cost import weighted_mean
 from otdd_flash.labels import class_samples
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 _ROWS = 1 << 14
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class Slices:
     """The random projections, shared by all sets that are to be compared.
@@ -141,6 +143,7 @@ class Slices:
         return values.gather(1, place.clamp_max(dataset.n - 1))
 
 
+@plain_torch
 def sliced_distance(
     source: LabeledDataset,
     target: LabeledDataset,

@@ -13,9 +13,11 @@ from otdd_flash.checks import check_choice, check_count
 from otdd_flash.screening.classes import moment_distances
 from otdd_flash.screening.cut import Method
 from otdd_flash.screening.sliced import Slices
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch
 def screening_matrix(
     datasets: Sequence[LabeledDataset], *, method: Method = "sliced", quantiles: int = 256, **settings: Any
 ) -> Tensor:

@@ -27,11 +27,13 @@ from otdd_flash.selection.null import NullStatistics, ReferenceNull
 from otdd_flash.selection.parts import SplitStatistics, p_values, split_statistics
 from otdd_flash.selection.pooled import pool
 from otdd_flash.selection.reservoir import Reservoir
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset, notes_of
 
 _POOL = 10  # rows of the reference that samples are drawn from, in units of max_samples
 
 
+@plain_torch_methods
 class DriftCheck:
     """A reference that batches are checked against: ``update`` with every batch, ``compute`` when wanted.
 
@@ -196,6 +198,7 @@ def _quantiles(permuted: Tensor) -> dict[str, float]:
     return {"mean": float(permuted.mean()), **dict(zip(("q50", "q95", "q99"), quantiles, strict=True))}
 
 
+@plain_torch
 def check(
     reference: LabeledDataset,
     batch: LabeledDataset,
@@ -231,6 +234,7 @@ def check(
     return DriftCheck(reference, options=options, cache=cache, **overrides).update(batch).compute()
 
 
+@plain_torch
 def assert_same_distribution(
     reference: LabeledDataset, batch: LabeledDataset, *, options: CheckOptions | None = None, **settings: Any
 ) -> CheckResult:
@@ -251,6 +255,7 @@ def assert_same_distribution(
     return result
 
 
+@plain_torch_methods
 class DriftCallback:
     """Checks every ``every`` batches of a training loop: ``callback(x, y)`` once a batch.
 

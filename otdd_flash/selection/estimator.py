@@ -9,6 +9,7 @@ from typing import Any
 from otdd_flash.checks import check_number, check_share
 from otdd_flash.errors import optional_import
 from otdd_flash.selection.select import Balance, SearchOptions, select
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 
@@ -20,6 +21,7 @@ def _base() -> type:
         return object
 
 
+@plain_torch_methods
 class OTDDSelector(_base()):  # type: ignore[misc]
     """Chooses the samples of a pool whose distribution is nearest to a target's; see :func:`otdd_flash.select`.
 

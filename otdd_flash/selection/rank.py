@@ -42,11 +42,13 @@ from otdd_flash.screening.screener import Screener
 from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 from otdd_flash.sinkhorn import Divergence, divergence
 from otdd_flash.sinkhorn.terms import Bounds, Term, combine
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 log = logging.getLogger("otdd_flash")
 
 
+@plain_torch
 def rank(
     candidates: Any,
     target: Any,

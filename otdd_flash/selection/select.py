@@ -25,6 +25,7 @@ from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem, rank_in_group
 from otdd_flash.selection.sides import prepare
 from otdd_flash.sinkhorn.divergence import Status, report_convergence
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 # Wide enough that a target point speaks for its surroundings, not for the one pool sample nearest to it.
@@ -53,6 +54,7 @@ class SearchOptions:
         check_fields(self, check_number, "relative_gap", closed=True)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class Selection:
     """The chosen samples with scores and certificate.
@@ -158,6 +160,7 @@ class Selection:
         return replace(self.pool, weights=full.to(self.pool.x.device)).subset(self.idx)
 
 
+@plain_torch
 def select(
     pool: LabeledDataset | Sequence[LabeledDataset],
     target: LabeledDataset,

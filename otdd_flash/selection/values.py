@@ -32,6 +32,7 @@ from otdd_flash.checks import check_choice, check_count, check_flag
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
 from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.sides import prepare
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 Part = Literal["total", "features", "labels"]
@@ -41,6 +42,7 @@ PARTS = ("total", "features", "labels")
 DEFAULT_OPTIONS = DistanceOptions(relative_epsilon=0.03)
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class SampleValues:
     """Calibrated gradients of the divergence in the pool's weights, in units of the cost; positive is bad.
@@ -124,6 +126,7 @@ class SampleValues:
         return {"n": self.pool.n, "parts": summary, "distance": self.result.to_dict()}
 
 
+@plain_torch
 def values(
     pool: LabeledDataset,
     target: LabeledDataset,

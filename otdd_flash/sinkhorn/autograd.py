@@ -29,6 +29,7 @@ from otdd_flash.sinkhorn.divergence import (
 )
 from otdd_flash.sinkhorn.implicit import Derivatives, Fields, Wanted
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, SolverOptions
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import Potentials
 
 
@@ -50,6 +51,7 @@ class LabelTerm:
     weight: float | Tensor = 1.0
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class DifferentiableDivergence:
     """A divergence as a tensor with a graph, and its certificate.
@@ -75,6 +77,7 @@ class DifferentiableDivergence:
         )
 
 
+@plain_torch
 def differentiable_divergence(
     x: Tensor,
     y: Tensor,
@@ -220,6 +223,7 @@ class _Value(torch.autograd.Function):
         return torch.tensor(derivatives.found.value, dtype=torch.float64, device=derivatives.found.cost.device)
 
     @staticmethod
+    @plain_torch
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         wanted = Wanted(*ctx.needs_input_grad[1:])
         gradients = _Gradient.apply(ctx.derivatives, wanted, *ctx.saved_tensors)
@@ -243,6 +247,7 @@ class _Gradient(torch.autograd.Function):
         )
 
     @staticmethod
+    @plain_torch
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         wanted = Wanted(*ctx.needs_input_grad[2:])
         return None, None, *_HessianProduct.apply(ctx.derivatives, wanted, *upstream, *ctx.saved_tensors)
@@ -266,6 +271,7 @@ class _HessianProduct(torch.autograd.Function):
         )
 
     @staticmethod
+    @plain_torch
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         raise NotImplementedError("a divergence is differentiable twice: its third derivatives are not available")
 

@@ -24,6 +24,7 @@ from otdd_flash.sinkhorn.averaged import AveragedPotentials, averaged_sinkhorn, 
 from otdd_flash.sinkhorn.divergence import Status, report_convergence
 from otdd_flash.sinkhorn.solver import SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term, combine
+from otdd_flash.torch_mode import plain_torch
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class SinkhornLoss(torch.autograd.Function):
         return values
 
     @staticmethod
+    @plain_torch
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients in the dtypes of the inputs."""

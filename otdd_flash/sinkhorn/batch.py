@@ -28,10 +28,12 @@ from otdd_flash.sinkhorn.divergence import (
 )
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term
+from otdd_flash.torch_mode import plain_torch
 
 Pair = Sequence[Tensor | None]  # (x, y) or (x, y, a, b)
 
 
+@plain_torch
 def sinkhorn_batch(
     problems: Sequence[Pair],
     *,

@@ -36,6 +36,7 @@ from otdd_flash.sinkhorn.absent import of_both
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term, combine
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import Potentials
 
 
@@ -69,6 +70,7 @@ _SUMS = 16  # unit roundoffs of float64: what sums over potentials and over prob
 _HARD = 1e6  # times the largest cost: a stronger penalty moves the value by less than 1e-6 of it
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class Divergence:
     """A divergence (or plain entropic value) between two clouds of a cost.
@@ -132,6 +134,7 @@ class Divergence:
         return TransportPlan(self.cost, (0, 1), self.potentials, self.epsilon, backend, precision)
 
 
+@plain_torch
 def divergence(
     cost: DotProductCost,
     epsilon: float,
@@ -179,6 +182,7 @@ def divergence(
     return replace(found, operator=operator) if keep_operator else found
 
 
+@plain_torch
 def sinkhorn_divergence(
     x: Tensor,
     y: Tensor,

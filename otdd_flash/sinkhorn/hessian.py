@@ -14,10 +14,12 @@ from otdd_flash.ops import Memory
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.sinkhorn.implicit import DEFAULT_IMPLICIT, Derivatives, Fields, ImplicitOptions, Record, Wanted
 from otdd_flash.sinkhorn.krylov import LinearSolution, Spectrum, conjugate_gradients, lanczos
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 
 _DENSE_LIMIT = 4096
 
 
+@plain_torch_methods
 class SinkhornHessian:
     """``H = d^2 S / dx^2`` of a solved divergence, ``(n d, n d)``, symmetric, in general indefinite.
 
@@ -39,6 +41,7 @@ class SinkhornHessian:
     [2.0, 2.0]
     """
 
+    @plain_torch
     def __init__(
         self,
         found: Divergence,

@@ -11,9 +11,11 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost
 from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
 from otdd_flash.sinkhorn.absent import c_transform, rows_against
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import Potentials
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class TransportPlan:
     """``P_ij = a_i b_j exp((f_i + g_j - C_ij)/eps)`` between clouds ``i`` and ``j`` of a cost, streamed.

@@ -30,6 +30,7 @@ from otdd_flash.sinkhorn.absent import everywhere
 from otdd_flash.sinkhorn.loop import Loop
 from otdd_flash.sinkhorn.schedule import annealing
 from otdd_flash.sinkhorn.terms import Term, allowed_gaps
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import Potentials
 
 # Below this fraction of the largest cost a problem resembles an assignment: one pass an annealed epsilon leaves mass at
@@ -104,6 +105,7 @@ class SolverOptions:
 DEFAULT_OPTIONS = SolverOptions()
 
 
+@plain_torch_methods
 @dataclass(frozen=True, eq=False)
 class Solution:
     """Potentials of a batch of ``B`` problems in the operator's layout, with the certificate of each.
@@ -157,6 +159,7 @@ class Solution:
 Progress = Callable[[str, int, float], None]
 
 
+@plain_torch
 def solve(
     operator: PlanOperator,
     epsilon: float,

@@ -15,11 +15,13 @@ from otdd_flash.checks import check_count, check_device, check_fields, check_fla
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 AnyDataset = LabeledDataset | TextDataset | TableDataset
 
 
+@plain_torch_methods
 @dataclass(frozen=True)
 class Batching:
     """How data are fed to a model.
@@ -80,6 +82,7 @@ class Embedder(ABC):
         """``(n, k)`` vectors of the samples, in order."""
 
 
+@plain_torch_methods
 class Pca(Embedder):
     """Projection on the leading principal components of one data set, or of several with equal mass each.
 
@@ -138,6 +141,7 @@ class Pca(Embedder):
         return batching.run(len(x), project, self.name)
 
 
+@plain_torch
 def resolve_embedder(spec: Any) -> list[Embedder]:
     """Embedders of a short name, a model, a callable, a transformer, or a sequence of those, applied in turn.
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from otdd_flash.checks import check_count, check_fields, check_number, check_size, shown
 from otdd_flash.data.features.embedders import Batching, Embedder, content_key
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch_methods
 @dataclass(frozen=True)
 class PicturePreprocess:
     """What a picture model wants: channels, size and normalisation of pictures in [0, 1].
@@ -59,6 +61,7 @@ class PicturePreprocess:
         return (pictures - shift[:, None, None]) / scale[:, None, None]
 
 
+@plain_torch_methods
 class ModuleEmbedder(Embedder):
     """A torch module or callable from a batch to ``(b, k)`` (or more axes, which are flattened).
 
@@ -138,6 +141,7 @@ class ModuleEmbedder(Embedder):
         return out if out.dtype in (torch.float32, torch.float64) else out.float()
 
 
+@plain_torch
 def torchvision_embedder(model: str, *, weights: str | None = "DEFAULT") -> ModuleEmbedder:
     """A torchvision classifier without its last layer, with the preprocessing of its weights (without cropping).
 
@@ -165,6 +169,7 @@ def torchvision_embedder(model: str, *, weights: str | None = "DEFAULT") -> Modu
     )
 
 
+@plain_torch
 def timm_embedder(model: str, *, pretrained: bool = True) -> ModuleEmbedder:
     """A timm model without its classifier, with its own size and normalisation (without cropping).
 

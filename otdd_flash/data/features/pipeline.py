@@ -17,6 +17,7 @@ from otdd_flash.data.features.modules import ModuleEmbedder
 from otdd_flash.data.features.scaling import ScalingName, Standardizer, unit_rows
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 _SIDES = ("source", "target", "both")
@@ -59,6 +60,7 @@ class FeatureRecord:
         return plain
 
 
+@plain_torch_methods
 @dataclass(frozen=True)
 class Features:
     """How the features of two data sets are made comparable: embed, then scale.

@@ -9,11 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 ScalingName = Literal["none", "standardize", "l2"]
 
 
+@plain_torch_methods
 @dataclass(frozen=True)
 class Standardizer:
     """``(x - mean) / std`` column by column.

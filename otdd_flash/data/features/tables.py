@@ -19,11 +19,13 @@ from otdd_flash.data.features.embedders import Batching, Embedder
 from otdd_flash.data.features.transformers import as_rows, is_fitted, is_transformer
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
 _SHOWN = 5
 
 
+@plain_torch
 def table_pipeline(
     *frames: Any, exclude: Sequence[str] = (), categorical: Sequence[str] | None = None, scale: bool = True
 ) -> Any:
@@ -70,6 +72,7 @@ def table_pipeline(
     return compose.ColumnTransformer(parts)
 
 
+@plain_torch
 def table_pair(
     source: Any,
     target: Any,

@@ -12,9 +12,11 @@ from otdd_flash.data.features.embedders import Batching, Embedder
 from otdd_flash.data.held import hold
 from otdd_flash.data.matrix import as_tensor
 from otdd_flash.errors import optional_import
+from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
 
+@plain_torch_methods
 class TransformerEmbedder(Embedder):
     """A transformer or pipeline of scikit-learn, fitted already or to be fitted on the data.
 
