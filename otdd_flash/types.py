@@ -132,8 +132,15 @@ class LabeledDataset:
         return replace(self, **moved)
 
     def subset(self, index: Tensor | Sequence[int]) -> LabeledDataset:
-        """The rows ``index``; classes left without a sample are dropped and ids renumbered, names kept with them."""
-        index = torch.as_tensor(index, dtype=torch.int64, device=self.x.device)
+        """The rows ``index``; classes left without a sample are dropped and ids renumbered, names kept with them.
+
+        Args:
+            index: row numbers, or a mask of ``n`` booleans.
+
+        Raises:
+            ValueError: row numbers that are no integers or not there, a mask of another length, or no row at all.
+        """
+        index = self._rows(index)
         kept, y = torch.unique(self.y[index], return_inverse=True)
         weights = None if self.weights is None else self.weights[index] / self.weights[index].sum()
         return replace(
@@ -144,6 +151,23 @@ class LabeledDataset:
             weights=weights,
             ids=index if self.ids is None else self.ids[index],
         )
+
+    def _rows(self, index: Tensor | Sequence[int]) -> Tensor:
+        """Checked row numbers, int64 on the features' device."""
+        rows = torch.as_tensor(index, device=self.x.device)
+        if rows.dtype == torch.bool:
+            if tuple(rows.shape) != (self.n,):
+                raise ValueError(f"a mask of rows must have shape ({self.n},), got {tuple(rows.shape)}")
+            rows = rows.nonzero()[:, 0]
+        if rows.dim() != 1 or len(rows) == 0:
+            raise ValueError(f"index must name at least one of the {self.n} rows, got shape {tuple(rows.shape)}")
+        if rows.is_floating_point() or rows.is_complex():
+            raise ValueError(f"index must hold row numbers or a mask of booleans, got {rows.dtype}")
+        rows = rows.to(torch.int64)
+        low, high = int(rows.min()), int(rows.max())
+        if low < -self.n or high >= self.n:
+            raise ValueError(f"index names row {low if low < -self.n else high}, but there are {self.n} rows")
+        return rows
 
     def __repr__(self) -> str:
         return f"LabeledDataset({self.name!r}, n={self.n}, d={self.d}, classes={self.num_classes})"

@@ -70,6 +70,8 @@ class Constraints:
         """The feasible weights nearest in relative entropy: ``min(u, lambda_group w)``, exactly, by sorting."""
         out = self.caps.clone()
         for inside, mass in self.free():
+            if not len(inside):  # all of the group are fixed
+                continue
             w, u = weights[inside], self.caps[inside]
             order = torch.argsort(w / u, descending=True)
             w_sorted, u_sorted = w[order], u[order]

@@ -518,3 +518,12 @@ def test_arguments_of_a_draw_are_checked(options, message):
         frame = pd.DataFrame(X4).assign(label=[0, 1, 0, 1])
         with pytest.raises(ValueError, match=message):
             from_dataframe(frame, label="label", **{"max_samples": 2, **options})
+
+
+def test_rows_are_named_by_numbers_or_by_a_mask() -> None:
+    data = from_arrays(torch.arange(12.0).reshape(6, 2), [0, 0, 1, 1, 2, 2])
+    assert torch.equal(data.subset(data.y == 2).x, data.x[4:])
+    assert torch.equal(data.subset([5, 0]).x, data.x[[5, 0]])
+    for wrong in ([0.9, 1.9], [], [6], [-7], torch.ones(5, dtype=torch.bool), torch.zeros(6, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="row"):
+            data.subset(wrong)

@@ -170,3 +170,15 @@ def test_lack_of_convergence_is_said() -> None:
     with pytest.raises(otdd.NotConvergedError):
         otdd.select(pool, target, 5, **stopped, strict=True)
     assert otdd.select(pool, target, 5, search=QUICK).converged
+
+
+def test_quotas_may_take_a_whole_class_or_nothing_of_one() -> None:
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate((30, 25, 5))])
+    generator = torch.Generator().manual_seed(0)
+    pool = otdd.from_arrays(torch.randn(60, 3, generator=generator) + labels[:, None], labels)
+    target = otdd.from_arrays(torch.randn(40, 3, generator=generator), torch.arange(40) % 3)
+    chosen = otdd.select(pool, target, 30, balance="classes")
+    assert torch.bincount(labels[chosen.idx]).tolist()[2] == 5
+    assert len(chosen.idx) == 30
+    chosen = otdd.select(pool, target, 8, balance={"0": 3, "1": 0, "2": 5})
+    assert torch.bincount(labels[chosen.idx], minlength=3).tolist() == [3, 0, 5]
