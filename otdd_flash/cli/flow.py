@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import itertools
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = "settings.json"
 _CHECKPOINT = "checkpoint.safetensors"
+_METRICS = "metrics.csv"
 _FREE_ON_RESUME = ("resume", "steps", "output", "progress", "hydra")
 
 
@@ -35,17 +40,25 @@ def run(config: FlowConfig, job: Job) -> None:
 
     Raises:
         StepRefusedError: a step led to values that are not finite; the folder holds the last good state.
+        ValueError: the folder is that of another flow.
     """
     check_format(config.output.format)
-    from otdd_flash.flows import Checkpoint
+    folder = job.folder if config.resume is None else Path(config.resume)
+    with _alone(folder):
+        _run(config, job, folder)
 
-    folder, resume = job.folder, None
+
+def _run(config: FlowConfig, job: Job, folder: Path) -> None:
+    from otdd_flash.flows import Checkpoint
+    from otdd_flash.tensor_files import write_record
+
+    resume = None
     if config.resume is not None:
-        folder = Path(config.resume)
         config = _earlier_settings(config, folder)
         resume = Checkpoint.load(folder / _CHECKPOINT)
     else:
-        write_json(asdict(config), folder / _SETTINGS)
+        _check_unused(folder)
+        write_record(asdict(config), folder / _SETTINGS)
     start = time.perf_counter()
     source, target, test = _load(config)
     flow = _flow(config, source, target)
@@ -59,10 +72,50 @@ def run(config: FlowConfig, job: Job) -> None:
     emit(record, title, _rows(record), fmt=config.output.format, one_line=job.multirun)
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process, where the system has such locks.
+
+    Raises:
+        ValueError: another flow holds it.
+    """
+    if not folder.is_dir() or importlib.util.find_spec("fcntl") is None:
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another flow is running in {folder}: give this one another folder with hydra.run.dir=FOLDER, or wait "
+                f"for its end and continue it with resume={folder}"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _check_unused(folder: Path) -> None:
+    """Refuse to mix a new flow's files with those of an earlier one."""
+    found = [name for name in (_CHECKPOINT, _METRICS) if (folder / name).exists()]
+    if found:
+        raise ValueError(
+            f"{folder} holds another flow already ({', '.join(found)}): continue it with resume={folder}, or give "
+            "this one another folder with hydra.run.dir=FOLDER"
+        )
+
+
 def _earlier_settings(config: FlowConfig, folder: Path) -> FlowConfig:
     """The settings of the run in ``folder``, with the steps of this one where they are given."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
+
+    from otdd_flash.tensor_files import read_record
 
     path = folder / _SETTINGS
     if not path.exists():
@@ -71,7 +124,7 @@ def _earlier_settings(config: FlowConfig, folder: Path) -> FlowConfig:
     refused = [name for name in given if name.split(".")[0] not in _FREE_ON_RESUME]
     if refused:
         raise ValueError(f"resume continues with the settings of the first run: leave out {', '.join(refused)}")
-    stored = OmegaConf.merge(OmegaConf.structured(FlowConfig), json.loads(path.read_text(encoding="utf-8")))
+    stored = OmegaConf.merge(OmegaConf.structured(FlowConfig), read_record(path))
     earlier = OmegaConf.to_object(stored)
     assert isinstance(earlier, FlowConfig)
     steps = config.steps if "steps" in given else earlier.steps
@@ -156,7 +209,7 @@ def _projection(config: FlowConfig, source: LabeledDataset) -> Projection | None
 def _callbacks(config: FlowConfig, folder: Path, source: LabeledDataset, target: LabeledDataset) -> list[Callback]:
     from otdd_flash.flows import EarlyStopping, Metrics, Progress, SaveCheckpoint, TensorBoard, Trajectory
 
-    callbacks: list[Callback] = [Metrics(folder / "metrics.csv")]
+    callbacks: list[Callback] = [Metrics(folder / _METRICS)]
     if _progress(config):
         callbacks.append(Progress())
     if config.tensorboard:
@@ -202,7 +255,7 @@ def _record(
     config: FlowConfig, result: FlowResult, check: TransferCheck | None, seconds: float, folder: Path
 ) -> dict[str, Any]:
     """What was done and found, in JSON's own types."""
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+    with (folder / _METRICS).open(newline="", encoding="utf-8") as file:
         values = [float(line["value"]) for line in csv.DictReader(file)]
     return {
         "task": "flow", "value": result.value, "start_value": values[0],

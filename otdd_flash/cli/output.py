@@ -108,13 +108,10 @@ def emit(record: dict[str, Any], title: str, rows: Sequence[Row], *, fmt: str, o
 
 def write_json(record: dict[str, Any], path: Path) -> None:
     """Write ``record`` to ``path`` so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    from otdd_flash.tensor_files import replacing
+
+    with replacing(path) as partial:
         partial.write_text(to_json(record) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def table_files(found: SampleTable, name: str) -> dict[str, Callable[[Path], object]]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from otdd_flash.checks import check_count, check_fields, check_number, check_path
 from otdd_flash.errors import optional_import
-from otdd_flash.flows.checkpoint import Checkpoint
+from otdd_flash.flows.checkpoint import Checkpoint, keep_previous, previous_path
 from otdd_flash.flows.state import FlowState
-from otdd_flash.tensor_files import write_safetensors
+from otdd_flash.tensor_files import replacing, write_safetensors
 
 if TYPE_CHECKING:
     from otdd_flash.flows.flow import Flow
@@ -75,14 +75,13 @@ class Metrics(Callback):
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
         """Write the header and the start, or cut the file at the step resumed from."""
         path = Path(self.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         first = _metrics(state, 0.0)
         self._names = list(first)
         lines: list[dict[str, Any]] = []
         if state.step and path.exists():
             with path.open(newline="", encoding="utf-8") as file:
                 lines = [line for line in csv.DictReader(file) if int(line["step"]) < state.step]
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._names, extrasaction="ignore")
             writer.writeheader()
             writer.writerows([*lines, first])
@@ -130,7 +129,10 @@ class TensorBoard(Callback):
 
 @dataclass(eq=False)
 class SaveCheckpoint(Callback):
-    """``path`` holds the state of the last multiple of ``every`` steps, and of the end; see :class:`Checkpoint`."""
+    """``path`` holds the state of the last multiple of ``every`` steps, and of the end; see :class:`Checkpoint`.
+
+    The one before is kept beside it, for the case that ``path`` is damaged later.
+    """
 
     path: str | os.PathLike[str]
     every: int = 1
@@ -140,8 +142,10 @@ class SaveCheckpoint(Callback):
         check_fields(self, check_count, "every")
 
     def start(self, flow: Flow, state: FlowState, steps: int) -> None:
-        """Save the start."""
-        self._save(flow, state)
+        """Save the start; what stood before may be of another flow, or damaged, and is not kept."""
+        if state.step == 0:
+            previous_path(self.path).unlink(missing_ok=True)
+        Checkpoint.of(state, flow.source).save(self.path)
 
     def __call__(self, flow: Flow, state: FlowState) -> None:
         """Save where it is time."""
@@ -153,6 +157,7 @@ class SaveCheckpoint(Callback):
         self._save(flow, state)
 
     def _save(self, flow: Flow, state: FlowState) -> None:
+        keep_previous(self.path)
         Checkpoint.of(state, flow.source).save(self.path)
 
 
@@ -177,7 +182,6 @@ class Trajectory(Callback):
             self._dump(state)
 
     def _dump(self, state: FlowState) -> None:
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
         path = Path(self.folder) / f"step_{state.step:05d}.safetensors"
         write_safetensors({**state.variables, "y": state.data.y}, path, needed_for="a trajectory dump")
 

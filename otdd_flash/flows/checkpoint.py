@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from otdd_flash.checks import check_path
 from otdd_flash.flows.state import Evaluation, FlowState
-from otdd_flash.tensor_files import read_tensors, save_tensors
+from otdd_flash.tensor_files import read_tensors, replacing, save_tensors
 from otdd_flash.types import LabeledDataset
 
 FORMAT = "otdd-flash flow checkpoint 1"
@@ -75,18 +77,45 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote; where it is damaged, the checkpoint before it, with a warning.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: the file is damaged or of another kind.
+            ValueError: the file is damaged or of another kind, and there is no earlier one.
         """
         check_path("path", path)
+        try:
+            return cls._read(path)
+        except ValueError as error:
+            try:
+                earlier = cls._read(previous_path(path))
+            except (ValueError, OSError):
+                raise error from None
+            warnings.warn(f"{error}; {previous_path(path)}, the checkpoint before it, is taken instead", stacklevel=2)
+            return earlier
+
+    @classmethod
+    def _read(cls, path: str | os.PathLike[str]) -> Checkpoint:
         record, tensors = read_tensors(path, kind=FORMAT)
         try:
             return cls(_restore(record["tree"], tensors), record["source"])
         except KeyError as error:
             raise ValueError(f"{path} is not a readable checkpoint: {error} is not there") from error
+
+
+def previous_path(path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint before the one at ``path`` is kept."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def keep_previous(path: str | os.PathLike[str]) -> None:
+    """Keep the checkpoint at ``path``, which is about to be replaced, as the previous one."""
+    with replacing(previous_path(path)) as unfinished:
+        try:
+            os.link(path, unfinished)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, unfinished)
 
 
 def _flatten(node: Any, tensors: dict[str, Tensor], path: str = "") -> Any:

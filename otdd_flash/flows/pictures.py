@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from otdd_flash.checks import check_count, check_fields, check_path, check_tenso
 from otdd_flash.errors import optional_import
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.state import FlowState
+from otdd_flash.tensor_files import replacing
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
@@ -233,8 +233,7 @@ def _save_video(path: Path, frames: list[Any], rate: float) -> None:
         OSError: the encoder left no file, of which it tells stderr alone.
     """
     numpy = optional_import("numpy", needed_for="an MP4 animation")
-    unfinished = path.with_name(f".{uuid.uuid4().hex}.mp4")
-    try:
+    with replacing(path) as unfinished:
         writer = _video_library().get_writer(unfinished, format="FFMPEG", fps=rate, codec="libx264", macro_block_size=1)
         with writer:
             for frame in frames:
@@ -243,14 +242,11 @@ def _save_video(path: Path, frames: list[Any], rate: float) -> None:
                 writer.append_data(numpy.pad(image, [*odd, (0, 0)], constant_values=_GREY))
         if not (unfinished.is_file() and unfinished.stat().st_size):
             raise OSError(f"the encoder wrote no {path}: its messages are on stderr")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _save(image: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path)
+    with replacing(path) as unfinished:
+        image.save(unfinished)
 
 
 def _projected(x: Tensor, axes: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from otdd_flash.errors import optional_import
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.types import LabeledDataset
 
@@ -45,10 +44,9 @@ def load_cached(path: Path, source: LabeledDataset, target: LabeledDataset) -> L
 
 def keep(table: LabelDistances, path: Path) -> None:
     """Store a computed table; a failure, such as a full disk, costs the file and not the result."""
-    library = optional_import("safetensors", needed_for="saving label distances")
     try:
         table.to_safetensors(path)
-    except (OSError, library.SafetensorError) as error:
+    except OSError as error:
         warnings.warn(f"label distances could not be kept in cache_dir={str(path.parent)!r}: {error}", stacklevel=3)
 
 

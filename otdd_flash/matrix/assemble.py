@@ -53,7 +53,9 @@ def read_folder(store: Store) -> DistanceMatrix:
     """
     index = store.read(*_INDEX)
     if index is None:
-        raise FileNotFoundError(f"{store.path(*_INDEX)} is not there: run pairwise(..., folder=...) first")
+        raise FileNotFoundError(
+            f"{store.path(*_INDEX)} is not there or is damaged: run pairwise(..., folder=...) first"
+        )
     options = DistanceOptions(**index["options"])
     settings = Settings(options, index["epsilon"], index["label_epsilon"], index["reference_cost"])
     summaries = {i: summary for i, summary in enumerate(index["sets"]) if summary is not None}

@@ -1,4 +1,4 @@
-"""A folder of finished work, found by content key; every file appears whole or not at all."""
+"""A folder of finished work, found by content key; every file appears whole or not at all and is read checked."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import os
 import uuid
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from otdd_flash.errors import optional_import
-from otdd_flash.tensor_files import write_safetensors
+from otdd_flash.tensor_files import read_record, read_safetensors, write_record, write_safetensors
 
+_Content = TypeVar("_Content")
 VERSION = 1  # raise it when a number's meaning or method changes: all keys change with it
 
 
@@ -40,38 +41,28 @@ class Store:
 
     def read(self, kind: str, key: str) -> dict[str, Any] | None:
         """The record, or ``None`` where there is none; one that cannot be read is reported and counts as absent."""
-        path = self.path(kind, key)
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(record, dict):
-                raise ValueError(f"a record, not a {type(record).__name__}, should be there")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, OSError) as error:
-            warnings.warn(f"{path} cannot be read and is computed anew: {error}", stacklevel=2)
-            return None
-        return record
+        return _read_checked(read_record, self.path(kind, key))
 
     def write(self, kind: str, key: str, record: dict[str, Any]) -> None:
         """Put ``record`` in place, over an older one."""
-        path, unfinished = self._prepare(kind, key, ".json")
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
+        write_record(record, self.path(kind, key))
 
     def write_first(self, kind: str, key: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Put ``record`` in place unless there is one; returns the one that stands, whoever wrote it."""
-        path, unfinished = self._prepare(kind, key, ".json")
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        """Put ``record`` in place unless a sound one is there; returns the one that stands, whoever wrote it."""
+        path = self.path(kind, key)
+        candidate = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
         try:
-            os.link(unfinished, path)  # fails where the name exists, unlike a rename
-        except FileExistsError:
-            return self.read(kind, key) or record
-        except OSError:  # a file system without hard links
-            if not path.exists():
-                os.replace(unfinished, path)
-            return self.read(kind, key) or record
+            write_record(record, candidate)
+            os.link(candidate, path)  # fails where the name exists, unlike a rename
+        except OSError:  # the name exists, or the file system has no hard links
+            if not candidate.exists():
+                raise
+            standing = self.read(kind, key)
+            if standing is not None:
+                return standing
+            os.replace(candidate, path)
         finally:
-            unfinished.unlink(missing_ok=True)
+            candidate.unlink(missing_ok=True)
         return record
 
     def remove(self, kind: str, key: str) -> None:
@@ -80,27 +71,23 @@ class Store:
 
     def read_tensors(self, kind: str, key: str) -> dict[str, Tensor] | None:
         """Tensors written by :meth:`write_tensors`, or ``None``."""
-        path = self.path(kind, key, ".safetensors")
-        if not path.exists():
-            return None
-        library = optional_import("safetensors.torch", needed_for="reading stored class statistics")
-        try:
-            return library.load_file(path)
-        except (OSError, ValueError, optional_import("safetensors", needed_for="reading").SafetensorError) as error:
-            warnings.warn(f"{path} cannot be read and is computed anew: {error}", stacklevel=2)
-            return None
+        return _read_checked(_read_tensors, self.path(kind, key, ".safetensors"))
 
     def write_tensors(self, kind: str, key: str, tensors: dict[str, Tensor]) -> None:
         """Put ``tensors`` in place."""
-        path, unfinished = self._prepare(kind, key, ".safetensors")
-        try:
-            write_safetensors(tensors, unfinished, needed_for="storing class statistics")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_safetensors(tensors, self.path(kind, key, ".safetensors"), needed_for="storing class statistics")
 
-    def _prepare(self, kind: str, key: str, suffix: str) -> tuple[Path, Path]:
-        """The final path and a private one beside it."""
-        path = self.path(kind, key, suffix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path, path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    return read_safetensors(path, needed_for="reading stored class statistics")[1]
+
+
+def _read_checked(read: Callable[[Path], _Content], path: Path) -> _Content | None:
+    """What ``read`` finds, or ``None`` where nothing is there or, with a warning, where it is damaged."""
+    try:
+        return read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError) as error:
+        warnings.warn(f"{path} cannot be read and is computed anew: {error}", stacklevel=3)
+        return None

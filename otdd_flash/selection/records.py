@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 from otdd_flash.checks import check_path
 from otdd_flash.errors import optional_import
+from otdd_flash.tensor_files import replacing
 
 SUFFIXES = (".parquet", ".jsonl")
 
@@ -35,18 +35,13 @@ def write_columns(columns: dict[str, list[Any]], path: str | os.PathLike[str]) -
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns differ in length: {lengths}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with replacing(path) as unfinished:
         if path.suffix == ".parquet":
             _write_parquet(columns, unfinished)
         else:
             rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
             unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,38 @@ def test_resume_refuses_other_settings_and_other_folders(otdd: Command, tmp_path
     absent = otdd("flow", "resume=nowhere")
     assert absent.code == 1
     assert "no folder of otdd flow" in absent.err
+
+
+def test_a_folder_takes_one_flow(otdd: Command, tmp_path: Path) -> None:
+    """A second flow would mix its metrics and checkpoints with those of the first."""
+    fcntl = pytest.importorskip("fcntl")
+    assert otdd("flow", *IRIS, "steps=1", "hydra.run.dir=part").code == 0
+    before = (tmp_path / "part" / "metrics.csv").read_text()
+    second = otdd("flow", *IRIS, "steps=2", "hydra.run.dir=part")
+    assert second.code == 1
+    (line,) = second.errors
+    assert "part holds another flow already" in line
+    assert "resume=" in line
+    assert (tmp_path / "part" / "metrics.csv").read_text() == before
+    handle = os.open(tmp_path / "part", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        meanwhile = otdd("flow", "resume=part", "steps=2")
+    finally:
+        os.close(handle)
+    assert meanwhile.code == 1
+    assert "another flow is running in part" in meanwhile.err
+    assert otdd("flow", "resume=part", "steps=2").code == 0
+
+
+def test_damaged_settings_of_a_flow_are_refused(otdd: Command, tmp_path: Path) -> None:
+    assert otdd("flow", *IRIS, "steps=1", "hydra.run.dir=part").code == 0
+    path = tmp_path / "part" / "settings.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 4', 1))
+    outcome = otdd("flow", "resume=part", "steps=2")
+    assert outcome.code == 1
+    (line,) = outcome.errors
+    assert "settings.json is damaged" in line
 
 
 @pytest.mark.parametrize("dynamics", ["features", "detached", "tied", "augmented", "joint"])
