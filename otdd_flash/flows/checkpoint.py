@@ -110,7 +110,9 @@ def previous_path(path: str | os.PathLike[str]) -> Path:
 
 
 def keep_previous(path: str | os.PathLike[str]) -> None:
-    """Keep the checkpoint at ``path``, which is about to be replaced, as the previous one."""
+    """Keep the checkpoint at ``path``, which is about to be replaced, as the previous one, if it is there."""
+    if not Path(path).exists():
+        return
     with replacing(previous_path(path)) as unfinished:
         try:
             os.link(path, unfinished)
