@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import os
+import sys
+import warnings
+from pathlib import Path
 from types import ModuleType
+
+import torch
 
 # distributions whose name is not that of their module
 _PACKAGES = {
@@ -14,6 +22,13 @@ _PACKAGES = {
     "sentence_transformers": "sentence-transformers",
     "sklearn": "scikit-learn",
 }
+
+
+# files whose lines are never the caller's: this package's, and those of wrappers around its functions
+_INSIDE = (
+    f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__,
+    functools.__file__,
+)  # fmt: skip
 
 
 class NotConvergedWarning(UserWarning):
@@ -50,3 +65,25 @@ def optional_import(module: str, *, needed_for: str, extra: str | None = None) -
         package = _PACKAGES.get(module.split(".")[0], module.split(".")[0])
         remedy = f"pip install 'otdd-flash[{extra}]'" if extra else f"pip install {package}"
         raise MissingDependencyError(f"{needed_for} needs {package}, which is not installed: {remedy}") from error
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the caller's line: the innermost one outside of this package, however deep the warning arose.
+
+    (``skip_file_prefixes`` of :func:`warnings.warn` does this from Python 3.12 on.)
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def not_converged(message: str, *, strict: bool) -> None:
+    """Say loudly that a result is not converged.
+
+    Raises:
+        NotConvergedError: under ``strict``, instead of the warning.
+    """
+    if strict:
+        raise NotConvergedError(message)
+    warn(message, NotConvergedWarning)

@@ -7,7 +7,6 @@ the same problem instead.
 
 from __future__ import annotations
 
-import warnings
 from numbers import Real
 from typing import Any, get_args
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from otdd_flash.checks import check_choice, check_count, check_number, check_tensor, check_text
+from otdd_flash.errors import warn
 from otdd_flash.ops import Memory, Precision
 from otdd_flash.sinkhorn.averaged import averaged_schedule
 from otdd_flash.sinkhorn.averaged_loss import LossSettings, Measures, SinkhornLoss, combined, evaluate
@@ -144,10 +144,9 @@ class SamplesLoss(nn.Module):
         if len(args) == 6:
             labels, args = (args[0], args[3]), (args[1], args[2], args[4], args[5])
             if any(side is not None for side in labels):
-                warnings.warn(
+                warn(
                     "cluster labels only steer geomloss's multiscale approximation; the value here is computed from "
-                    "all points. For labels that are classes use otdd_flash.dataset_distance",
-                    stacklevel=3,
+                    "all points. For labels that are classes use otdd_flash.dataset_distance"
                 )
             for name, side, points in zip(("l_x", "l_y"), labels, (args[1], args[3]), strict=True):
                 if side is not None and points is not None and side.numel() != points.shape[-2]:

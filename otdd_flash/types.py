@@ -74,6 +74,8 @@ class LabeledDataset:
             value = getattr(self, name)
             if value is not None and value.shape != n:
                 raise ValueError(f"{name} must be ({n[0]},), one a row of x, got {tuple(value.shape)}")
+        if self.weights is not None and self.weights.dtype != torch.float64:
+            raise ValueError(f"weights must be ({n[0]},) float64, got {self.weights.dtype}: use otdd_flash.from_arrays")
         for name in ("class_names", "notes"):
             check_type(name, getattr(self, name), tuple)
         check_type("image_shape", self.image_shape, tuple, optional=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
+
+from otdd_flash.errors import warn
 
 _COUNTING = 20  # rows from which a column that counts them is no coincidence
 ENCODE_ADVICE = (
@@ -42,11 +43,9 @@ def table_array(table: Any, rows: np.ndarray) -> np.ndarray:
         )
     counting = [name for name, array in zip(table.column_names, arrays, strict=True) if _counts_rows(array, rows)]
     if counting:
-        warnings.warn(
+        warn(
             f"column {counting[0]!r} counts the rows and is used as a feature: if it is an index, leave it out by "
-            "naming the others with features=",
-            UserWarning,
-            stacklevel=2,
+            "naming the others with features="
         )
     kinds = {array.dtype for array in arrays}
     parts = [array.reshape(len(array), -1) for array in arrays]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from otdd_flash.errors import warn
 
 UNLABELLED = -1
 _BEYOND_INT64 = 2.0**63
@@ -283,8 +284,4 @@ def _from_rows(array: np.ndarray) -> np.ndarray:
 def _warn_plus_minus(array: np.ndarray, missing: np.ndarray) -> None:
     """Labels -1 and +1 are most likely two classes, yet -1 means unlabelled here: say so."""
     if missing.any() and not missing.all() and (array[~missing] == 1).all():
-        warnings.warn(
-            "labels are -1 and 1 only: -1 means unlabelled and these rows are dropped; for two classes pass (y > 0)",
-            UserWarning,
-            stacklevel=4,
-        )
+        warn("labels are -1 and 1 only: -1 means unlabelled and these rows are dropped; for two classes pass (y > 0)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from otdd_flash.data.decoding import FORMATS, picture_endings
 from otdd_flash.data.pictures import stack_pictures
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sources import Request, find_path
+from otdd_flash.errors import warn
 
 _SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 _SYSTEM = ("@eadir", "#recycle", "__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "system volume information")
@@ -133,7 +133,7 @@ def _notes(base: Path, bare: dict[str, str], walk: Walk, found: bool) -> tuple[s
     if not bare:
         return notes
     said = f"{len(bare)} class folders without a picture that is read: {empty}"
-    warnings.warn(f"{base}: {said}; convert their files, or take the folders away", UserWarning, stacklevel=4)
+    warn(f"{base}: {said}; convert their files, or take the folders away")
     return (*notes, said)
 
 
@@ -148,11 +148,9 @@ def _class_root(root: Path, split: str) -> Path:
     splits = [name for name, (_, below) in held.items() if below and name.lower() in _SPLITS]
     if split == "all":
         if splits and not others:
-            warnings.warn(
+            warn(
                 f"{root}: with split='all' the classes are its folders {sorted(held)}, which look like splits; name "
-                "one of them as the split to have the folders inside it as classes",
-                UserWarning,
-                stacklevel=4,
+                "one of them as the split to have the folders inside it as classes"
             )
         return root
     if split not in held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -20,6 +19,7 @@ from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
 from otdd_flash.data.tabular import TableDataset
 from otdd_flash.data.text import TextDataset, Texts
+from otdd_flash.errors import warn
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
@@ -349,11 +349,9 @@ class _Keeper:
         if not small:
             return
         gone = np.isin(ids, small)
-        warnings.warn(
+        warn(
             f"min_class_size={least} drops {len(small)} classes with {int(counts[small].sum())} samples: "
-            f"{[names[i] for i in small][:10]}",
-            UserWarning,
-            stacklevel=5,
+            f"{[names[i] for i in small][:10]}"
         )
         self.drop(gone, "class under min_class_size")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from otdd_flash.data.decoding import SampleError, reading_sample
 from otdd_flash.data.pictures import gather
 from otdd_flash.data.rows import Rows
 from otdd_flash.data.sizes import PictureSize
+from otdd_flash.errors import warn
 
 STREAM_LIMIT = 100_000
 
@@ -117,11 +117,7 @@ def _limited(pairs: Iterable[Any], draw: Draw, name: str) -> Iterator[Any]:
             f"{name}: the stream has not ended after {limit} samples and no limit was given; pass max_samples= (a "
             "seeded draw), or stream_limit= (how many samples to read)"
         )
-    warnings.warn(
-        f"{name}: the draw covers the first {limit} samples of a stream that goes on; stream_limit= reads further",
-        UserWarning,
-        stacklevel=4,
-    )
+    warn(f"{name}: the draw covers the first {limit} samples of a stream that goes on; stream_limit= reads further")
 
 
 def _named(pairs: Iterable[Any], name: str) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from otdd_flash.data.sizes import PictureSize
 from otdd_flash.data.streams import Draw, stream_rows
 from otdd_flash.data.text import TextDataset
 from otdd_flash.data.torch_sets import ItemKeys, class_names_of, map_rows
+from otdd_flash.errors import warn
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
@@ -119,11 +119,9 @@ def _warn_random(dataset: Any) -> None:
     """Random transforms make the data, and the distance, different at every reading."""
     found = random_transforms(dataset)
     if found:
-        warnings.warn(
+        warn(
             f"random transforms ({', '.join(found)}) change the features at every reading: the distance will not "
-            "repeat; take them out, or seed torch beforehand",
-            UserWarning,
-            stacklevel=3,
+            "repeat; take them out, or seed torch beforehand"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_path
+from otdd_flash.errors import warn
 from otdd_flash.flows.state import Evaluation, FlowState
 from otdd_flash.tensor_files import read_tensors, replacing, save_tensors
 from otdd_flash.types import LabeledDataset
@@ -91,7 +91,7 @@ class Checkpoint:
                 earlier = cls._read(previous_path(path))
             except (ValueError, OSError):
                 raise error from None
-            warnings.warn(f"{error}; {previous_path(path)}, the checkpoint before it, is taken instead", stacklevel=2)
+            warn(f"{error}; {previous_path(path)}, the checkpoint before it, is taken instead")
             return earlier
 
     @classmethod

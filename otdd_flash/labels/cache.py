@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import tempfile
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from otdd_flash.errors import warn
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.types import LabeledDataset
 
@@ -38,7 +38,7 @@ def load_cached(path: Path, source: LabeledDataset, target: LabeledDataset) -> L
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
-        warnings.warn(f"stored label distances are computed anew: {error}", stacklevel=3)
+        warn(f"stored label distances are computed anew: {error}")
         return None
 
 
@@ -47,7 +47,7 @@ def keep(table: LabelDistances, path: Path) -> None:
     try:
         table.to_safetensors(path)
     except OSError as error:
-        warnings.warn(f"label distances could not be kept in cache_dir={str(path.parent)!r}: {error}", stacklevel=3)
+        warn(f"label distances could not be kept in cache_dir={str(path.parent)!r}: {error}")
 
 
 def check_writable(folder: Path) -> None:

@@ -8,7 +8,6 @@ One epsilon serves all pairs, so that entries compare; self terms are solved onc
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from otdd_flash.checks import check_fields, check_flag, check_number, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.errors import NotConvergedWarning
+from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels.samples import ClassSample
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
@@ -142,11 +141,10 @@ def warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None
         return
     worst = int(solution.marginal_error.argmax())
     i, j = solution.operator.problems[worst]
-    warnings.warn(
+    warn(
         f"label distances: {int((~solution.converged).sum())} of {len(solution.converged)} class problems are not "
         f"converged, the worst is {classes[i].name} to {classes[j].name} with marginal error "
         f"{float(solution.marginal_error[worst]):.2e} (tol {solution.options.tol:.2e}); raise the label epsilon or "
         "max_iterations",
         NotConvergedWarning,
-        stacklevel=5,
     )

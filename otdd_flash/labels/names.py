@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from otdd_flash.checks import check_fields, check_number
 from otdd_flash.cost import weighted_mean
+from otdd_flash.errors import warn
 from otdd_flash.labels.tables import LabelDistances
 from otdd_flash.types import LabeledDataset
 
@@ -91,10 +91,9 @@ def names_table(source: LabeledDataset, target: LabeledDataset, settings: ClassN
     part, whole = scale * mean_names, scale * mean_names + mean_features
     share = part / whole if whole > 0 else 0.0
     if 0 < share < _FAINT:
-        warnings.warn(
+        warn(
             f"class names make up {share:.2g} of the mean cost: the squared features are in other units than unit "
-            f"vectors; ClassNames(scale={mean_features / mean_names:.3g}) would give both parts the same mean",
-            stacklevel=4,
+            f"vectors; ClassNames(scale={mean_features / mean_names:.3g}) would give both parts the same mean"
         )
     return LabelDistances.from_joint(
         scale * squares, source.class_names, target.class_names, "names",

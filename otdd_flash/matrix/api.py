@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from otdd_flash.checks import check_path, check_text
 from otdd_flash.distance import DistanceOptions
-from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.errors import not_converged, warn
 from otdd_flash.matrix.assemble import assemble, failure_key, failure_record, read_folder, write_index
 from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.pool import InProcess, Item, Outcome, Processes, resolve_devices, threads_per_worker, tiled
@@ -251,11 +250,9 @@ def _report(matrix: DistanceMatrix, *, strict: bool) -> None:
     """Say loudly what failed and what is not converged."""
     if matrix.failures:
         first = matrix.failures[0]
-        warnings.warn(
+        warn(
             f"{len(matrix.failures)} items of the matrix failed, the first is {' x '.join(first.names)}: "
-            f"{first.error}: {first.message}",
-            UserWarning,
-            stacklevel=3,
+            f"{first.error}: {first.message}"
         )
     loose = [pair for pair, certificate in matrix.certificates.items() if not certificate["converged"]]
     if not loose:
@@ -264,6 +261,4 @@ def _report(matrix: DistanceMatrix, *, strict: bool) -> None:
     message = (
         f"{len(loose)} of {len(matrix.certificates)} pairs are not converged ({names}); raise max_iterations or epsilon"
     )
-    if strict:
-        raise NotConvergedError(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=3)
+    not_converged(message, strict=strict)

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 import uuid
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from otdd_flash.errors import warn
 from otdd_flash.tensor_files import read_record, read_safetensors, write_record, write_safetensors
 
 _Content = TypeVar("_Content")
@@ -89,5 +89,5 @@ def _read_checked(read: Callable[[Path], _Content], path: Path) -> _Content | No
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
-        warnings.warn(f"{path} cannot be read and is computed anew: {error}", stacklevel=3)
+        warn(f"{path} cannot be read and is computed anew: {error}")
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from dataclasses import asdict, fields
 from functools import cache
 from importlib import metadata
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from otdd_flash.errors import warn
 from otdd_flash.ops.tuning import KernelConfig
 
 
@@ -68,7 +68,7 @@ def load(device: torch.device, mode: str, features: int) -> KernelConfig | None:
         return None
     config = entry.get("config", {})
     if set(config) != {field.name for field in fields(KernelConfig)} or config["mode"] != mode:
-        warnings.warn(f"{path} holds no usable configuration for {mode}: delete it", UserWarning, stacklevel=2)
+        warn(f"{path} holds no usable configuration for {mode}: delete it")
         return None
     return KernelConfig(**config)
 
@@ -96,5 +96,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        warnings.warn(f"{path} cannot be read and is not used: {error}", UserWarning, stacklevel=3)
+        warn(f"{path} cannot be read and is not used: {error}")
         return {}

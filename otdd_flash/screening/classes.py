@@ -6,7 +6,6 @@ full distance costs when every class goes to one class as a whole.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from otdd_flash.arguments import check_datasets, check_sides
 from otdd_flash.checks import check_choice, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.errors import NotConvergedWarning
+from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels import class_samples
 from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
 from otdd_flash.ops import make_operator
@@ -111,10 +110,9 @@ def class_transport(table: Tensor, masses: Sequence[Tensor], *, relative_epsilon
         out[i, j] = out[j, i] = term.value(found.dual)
     loose = [pair for pair, term in zip(pairs, terms, strict=True) if not found.converged[list(term.problems)].all()]
     if loose:
-        warnings.warn(
+        warn(
             f"{len(loose)} of {len(pairs)} moment distances are not converged, the first between sets {loose[0][0]} "
             f"and {loose[0][1]}: raise relative_epsilon",
             NotConvergedWarning,
-            stacklevel=3,
         )
     return out

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from otdd_flash.arguments import check_sides, settled
 from otdd_flash.checks import check_callable, check_count, check_path, check_type
-from otdd_flash.errors import DistributionShiftError, NotConvergedError, NotConvergedWarning
+from otdd_flash.errors import DistributionShiftError, not_converged, warn
 from otdd_flash.selection.gate import CheckOptions, CheckResult
 from otdd_flash.selection.null import NullStatistics, ReferenceNull
 from otdd_flash.selection.parts import SplitStatistics, p_values, split_statistics
@@ -184,9 +183,7 @@ class DriftCheck:
         if result.converged:
             return
         message = f"not converged: {result.accuracy(self.options.tol)}"
-        if self.options.strict:
-            raise NotConvergedError(message)
-        warnings.warn(message, NotConvergedWarning, stacklevel=3)
+        not_converged(message, strict=self.options.strict)
 
 
 def _quantiles(permuted: Tensor) -> dict[str, float]:
@@ -290,4 +287,4 @@ class DriftCallback:
 
 
 def _warn(result: CheckResult) -> None:
-    warnings.warn(result.summary(), stacklevel=3)
+    warn(result.summary())

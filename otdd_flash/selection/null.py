@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.data.features.cache import default_cache
+from otdd_flash.errors import warn
 from otdd_flash.matrix.store import Store, content_key
 from otdd_flash.selection.gate import CheckOptions
 from otdd_flash.selection.parts import split_statistics
@@ -95,14 +95,14 @@ class ReferenceNull:
         try:
             self._store.write("null", key, record)
         except OSError as error:
-            warnings.warn(f"null values could not be kept in {str(self._store.folder)!r}: {error}", stacklevel=5)
+            warn(f"null values could not be kept in {str(self._store.folder)!r}: {error}")
 
     def _read(self, key: str) -> NullStatistics | None:
         record = None if self._store is None else self._store.read("null", key)
         if record is None or self._store is None:
             return None
         if not _whole(record, self._options.permutations):
-            warnings.warn(f"{self._store.path('null', key)} is not what was written and is computed anew", stacklevel=4)
+            warn(f"{self._store.path('null', key)} is not what was written and is computed anew")
             return None
         parts = {name: torch.tensor(values, dtype=torch.float64) for name, values in record["parts"].items()}
         return NullStatistics(parts, record["marginal_error"], record["iterations"], cached=True)

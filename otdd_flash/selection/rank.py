@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from otdd_flash.checks import check_count, check_number
 from otdd_flash.distance import DistanceOptions
-from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.errors import not_converged, warn
 from otdd_flash.labels.blocks import class_statistics
 from otdd_flash.matrix.assemble import options_record
 from otdd_flash.matrix.moments import Moments
@@ -338,13 +337,9 @@ def _nameless(target: Any) -> bool:
 def _report(ranking: Ranking, options: DistanceOptions) -> None:
     """Say loudly what failed and what is not converged."""
     for failure in ranking.failures:
-        warnings.warn(
-            f"{failure.names[0]} is not ranked: {failure.error}: {failure.message}", UserWarning, stacklevel=3
-        )
+        warn(f"{failure.names[0]} is not ranked: {failure.error}: {failure.message}")
     loose = [candidate.name for candidate in ranking.candidates if not candidate.converged]
     if not loose:
         return
     message = f"not converged: {', '.join(loose)}; raise max_iterations or epsilon"
-    if options.strict:
-        raise NotConvergedError(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=3)
+    not_converged(message, strict=options.strict)

@@ -12,6 +12,9 @@ Sinkhorn passes a step (Aubin-Frankowski et al. 2022 on mirror descent over meas
 
 Weights move while the stored costs do not: an operator built for weights ``a`` gives the plan for ``w`` when its
 potentials are shifted by ``eps log(w / a)``.
+
+A choice weighs its samples in proportion to the caps. Where these differ it may hold one above its cap, so that the
+weights of the choices are not all feasible: what bounds the choices is ``min <w', f - h>`` over their own weights.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import PlanOperator, PlanProduct, make_operator
 from otdd_flash.sinkhorn import Execution, SolverOptions, solve
-from otdd_flash.sinkhorn.terms import Term
+from otdd_flash.sinkhorn.divergence import rounding_of
+from otdd_flash.sinkhorn.terms import Term, combine
 from otdd_flash.types import Potentials
 
 _FLOOR = 1e-8  # smallest weight in units of its cap: keeps every potential defined
 _PASSES = 2  # Sinkhorn passes a mirror step: one update of each side
 _ROUND = 10  # mirror steps between looks at the converged value, at most
 _ROUNDS = 20  # in which a choice is rounded
+_DEBIASED = Term.of(0, (1, 2))  # of the problems (pool, target), (pool, pool), (target, target)
 _NEGLIGIBLE = 1e-3  # of epsilon: a value that counts as zero
 
 
@@ -93,6 +98,33 @@ class Constraints:
             out[order] = torch.minimum((mass - before).clamp_min(0.0), self.caps[order])
         return out
 
+    def vertex(self, index: Tensor) -> Tensor:
+        """``(n,)`` weights of the choice ``index``: in proportion to the caps, every group with its mass."""
+        weights = torch.zeros_like(self.caps)
+        weights[index] = self.caps[index]
+        mass = torch.zeros_like(self.masses).index_add_(0, self.groups, weights)
+        return weights * (self.masses / mass.clamp_min(1e-300))[self.groups]
+
+    def lowest_vertex(self, gradient: Tensor, quotas: list[int]) -> Tensor:
+        """``(n,)`` weights of the choice of ``quotas`` samples of each group with the smallest ``<w, gradient>``.
+
+        A group's part is a ratio of sums, whose minimum Dinkelbach's iteration (1967) finds exactly.
+        """
+        chosen = []
+        for group, count in enumerate(quotas):
+            inside = (self.groups == group).nonzero()[:, 0]
+            caps, slope = self.caps[inside], gradient[inside]
+            ratio = slope.max() if count else torch.zeros_like(self.masses[0])
+            best = inside[:0]
+            while count:
+                taken = torch.argsort(caps * (slope - ratio), stable=True)[:count]
+                lower = (caps[taken] @ slope[taken]) / caps[taken].sum()
+                if len(best) and not lower < ratio:
+                    break
+                best, ratio = inside[taken], lower
+            chosen.append(best)
+        return self.vertex(torch.cat(chosen))
+
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
@@ -103,7 +135,9 @@ class Weighted:
         gradient: ``(n,)`` float64 of the divergence at these weights, up to a constant.
         value: the divergence.
         gap: no feasible weights are better by more.
+        error: stated absolute error of ``value``.
         marginal_error: L1, of the worse of the two problems.
+        converged: both problems are solved to the tolerance and the value is known well enough.
         steps: mirror steps taken.
     """
 
@@ -111,7 +145,9 @@ class Weighted:
     gradient: Tensor
     value: float
     gap: float
+    error: float
     marginal_error: float
+    converged: bool
     steps: int = 0
 
 
@@ -177,7 +213,7 @@ class WeightProblem:
     Args:
         cost: clouds (pool, target).
         epsilon: in units of the cost.
-        target_value: ``OT_eps(b, b)``.
+        target: dual and primal value of ``OT_eps(b, b)``.
         constraints: feasible weights.
         solver: tolerances of the transport problems.
         execution: backend, precision, memory mode.
@@ -187,13 +223,13 @@ class WeightProblem:
         self,
         cost: DotProductCost,
         epsilon: float,
-        target_value: float,
+        target: tuple[float, float],
         constraints: Constraints,
         *,
         solver: SolverOptions,
         execution: Execution,
     ) -> None:
-        self.cost, self.epsilon, self.target_value = cost, epsilon, target_value
+        self.cost, self.epsilon, self.target = cost, epsilon, target
         self.constraints, self.solver, self.execution = constraints, solver, execution
         self._operator = make_operator(
             cost, [(0, 1), (0, 0)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
@@ -206,6 +242,14 @@ class WeightProblem:
         """Potentials to begin with: cross ``f, g`` and self ``h``."""
         self._cross, self._own = Potentials(f, g), Potentials(h, h)
 
+    def certify_target(self) -> None:
+        """Bound the target's own value, where the target is the pool itself and nothing bounds it yet."""
+        found = solve(
+            self._operator, self.epsilon, self.solver, initial=[self._cross, self._own],
+            terms=[Term((1,), (-0.5,), offset=self.target[0] / 2)],
+        )  # fmt: skip
+        self.target = float(found.dual[1]), float(found.primal[1])
+
     def subset(self, index: Tensor) -> WeightProblem:
         """The same problem on some samples of the pool, from the potentials reached."""
         pool, target = self.cost.clouds
@@ -213,7 +257,7 @@ class WeightProblem:
         kept = PointCloud(pool.points[index], pool.weights[index] / pool.weights[index].sum(), labels)
         cost = DotProductCost((kept, target), self.cost.feature_weight, self.cost.table, self.cost.center)
         problem = WeightProblem(
-            cost, self.epsilon, self.target_value, self.constraints.subset(index), solver=self.solver,
+            cost, self.epsilon, self.target, self.constraints.subset(index), solver=self.solver,
             execution=self.execution,
         )  # fmt: skip
         problem.start(self._cross.f[index], self._cross.g, self._own.f[index])
@@ -265,15 +309,23 @@ class WeightProblem:
     def evaluate(self, weights: Tensor) -> Weighted:
         """Value, gradient and gap at ``weights``, with converged potentials."""
         weights = self._floored(weights)
+        term = Term((0, 1), (1.0, -0.5), offset=-self.target[0] / 2)
         found = solve(
             Reweighted(self._operator, weights), self.epsilon, self.solver, initial=[self._cross, self._own],
-            terms=[Term((0, 1), (1.0, -0.5), offset=-self.target_value / 2)],
+            terms=[term],
         )  # fmt: skip
         self._cross, self._own = found.potentials(0), found.potentials(1)
         gradient = self._cross.f - self._own.f
         gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)
-        value = float(found.dual[0] - found.dual[1] / 2) - self.target_value / 2
-        return Weighted(weights, gradient, value, gap, float(found.marginal_error.max()))
+        dual, primal = (
+            torch.cat([values, values.new_tensor([target])])
+            for values, target in zip((found.dual, found.primal), self.target, strict=True)
+        )
+        bounds = combine(_DEBIASED, dual, primal)
+        return Weighted(
+            weights, gradient, bounds.value, gap, bounds.error + rounding_of(found, term),
+            float(found.marginal_error.max()), bool(found.converged.all()),
+        )  # fmt: skip
 
     def _mirror(self, weights: Tensor, rate: float) -> Tensor:
         """A few Sinkhorn passes, then one step of ``rate / eps`` along the gradient they give."""

@@ -2,8 +2,8 @@
 
 Not the nearest points: a set of near but equal points is far from any target with more than one mode. The weights of
 the pool are optimised first (:mod:`otdd_flash.selection.relaxed`), the samples with the largest weights are taken, and
-exchanges against the gradient improve that set until none helps. The relaxed minimum bounds every other choice from
-below.
+exchanges against the gradient improve that set until none helps. The tangent of the convex divergence at the relaxed
+minimum bounds every other choice from below.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from otdd_flash.arguments import check_sides, settled
 from otdd_flash.checks import check_choice, check_count, check_fields, check_number, check_type
 from otdd_flash.distance import DistanceOptions, DistanceResult, dataset_distance
+from otdd_flash.errors import not_converged
 from otdd_flash.selection.pool import Balance, constrain, count_of, stack
 from otdd_flash.selection.records import write_columns
 from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem, rank_in_group
@@ -65,9 +66,10 @@ class Selection:
         scores: ``(n,)`` float64 in [0, 1]: the relaxed weight of each pool sample as a fraction of its cap.
         value: debiased divergence between the chosen samples and the target.
         pool_value: the same for the whole pool.
-        relaxed_value: the least that weights on the pool reach.
-        lower_bound: no choice of this size can have a smaller value, up to the solver's tolerance.
-        converged: the transport problems behind value and bound met the tolerance.
+        error: stated absolute error of ``value``.
+        relaxed_value: the least value found of any weights on the pool, those of the choice among them.
+        lower_bound: no choice of this size can have a smaller value; the error of the value behind it is taken off.
+        converged: the transport problems behind value and bound met the tolerance, and neither contradicts the other.
         steps: mirror steps taken.
         exchanges: exchanges accepted.
         pool: all samples; several sources stacked.
@@ -81,6 +83,7 @@ class Selection:
     weights: Tensor
     scores: Tensor
     value: float
+    error: float
     pool_value: float
     relaxed_value: float
     lower_bound: float
@@ -143,11 +146,10 @@ class Selection:
             for name in table[key]:
                 found[name] += 1
         return {
-            "selected": len(self.idx), "pool": self.pool.n, "value": self.value, "pool_value": self.pool_value,
-            "relaxed_value": self.relaxed_value, "lower_bound": self.lower_bound, "converged": self.converged,
-            "steps": self.steps,
-            "exchanges": self.exchanges, "by_source": counts["source"], "by_class": counts["class"],
-            "distance": self.result.to_dict(),
+            "selected": len(self.idx), "pool": self.pool.n, "value": self.value, "error": self.error,
+            "pool_value": self.pool_value, "relaxed_value": self.relaxed_value, "lower_bound": self.lower_bound,
+            "converged": self.converged, "steps": self.steps, "exchanges": self.exchanges,
+            "by_source": counts["source"], "by_class": counts["class"], "distance": self.result.to_dict(),
         }  # fmt: skip
 
     @property
@@ -209,43 +211,56 @@ def select(
     relaxed = problem.minimise(search.steps, search.relative_gap)
     shares = relaxed.weights / constraints.caps
     chosen, idx, exchanges = _choose(problem, relaxed, quotas, trials=search.exchanges)
-    error = max(chosen.marginal_error, relaxed.marginal_error)
-    status = Status(error <= options.tol, error, result.error, options.max_iterations)
-    report_convergence(status, problem.solver, strict=options.strict)
+    bound = _bound(relaxed, constraints, quotas)
+    converged = _report(chosen, relaxed, bound, options)
     idx = idx[torch.argsort(shares[idx], descending=True, stable=True)]
+    relaxed_value = min(relaxed.value, chosen.value)
     return Selection(
-        idx=idx.cpu(), weights=_vertex(idx, constraints)[idx].cpu(), scores=shares.clamp(0.0, 1.0).cpu(),
-        value=chosen.value, pool_value=result.value, relaxed_value=relaxed.value,
-        lower_bound=max(relaxed.value - relaxed.gap, 0.0), converged=error <= options.tol and result.converged,
+        idx=idx.cpu(), weights=constraints.vertex(idx)[idx].cpu(), scores=shares.clamp(0.0, 1.0).cpu(),
+        value=chosen.value, error=chosen.error, pool_value=result.value, relaxed_value=relaxed_value,
+        lower_bound=min(max(bound, 0.0), relaxed_value), converged=converged and result.converged,
         steps=relaxed.steps, exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of,
         result=result,
     )  # fmt: skip
+
+
+def _bound(relaxed: Weighted, constraints: Constraints, quotas: list[int]) -> float:
+    """What no choice can be below: the least of the tangent at the relaxed weights, without the error of its value."""
+    lowest = constraints.lowest_vertex(relaxed.gradient, quotas)
+    return relaxed.value - relaxed.error + float((lowest - relaxed.weights) @ relaxed.gradient)
+
+
+def _report(chosen: Weighted, relaxed: Weighted, bound: float, options: DistanceOptions) -> bool:
+    """Whether value and bound are converged and agree; said loudly where not."""
+    converged = chosen.converged and relaxed.converged
+    if converged and bound > chosen.value + chosen.error:
+        message = f"the lower bound {bound:.6g} of any choice lies above the value {chosen.value:.6g} of the one made"
+        not_converged(f"{message}: lower tol (now {options.tol:.2e}), or use precision='fp64'", strict=options.strict)
+        return False
+    worst = max((chosen, relaxed), key=lambda found: (not found.converged, found.marginal_error))
+    status = Status(converged, worst.marginal_error, worst.error, options.max_iterations)
+    report_convergence(status, options.solver(chosen.weights.device), strict=options.strict)
+    return converged
 
 
 def _problem(result: DistanceResult, constraints: Constraints, options: DistanceOptions) -> WeightProblem:
     """The weight problem behind a solved distance, warm."""
     found = result.divergence
     assert found.self_potentials is not None
-    target_value = found.certificates[-1]["dual"]
+    known = found.certificates[-1]
     problem = WeightProblem(
-        found.cost, found.epsilon, target_value, constraints, solver=options.solver(found.cost.device),
-        execution=options.execution(),
+        found.cost, found.epsilon, (known["dual"], known["primal"]), constraints,
+        solver=options.solver(found.cost.device), execution=options.execution(),
     )  # fmt: skip
     problem.start(*found.potentials, found.self_potentials[0])
+    if found.identical:  # the distance is zero whatever the value of its only problem, which was not certified
+        problem.certify_target()
     return problem
 
 
 def _candidates(shares: Tensor, constraints: Constraints, quotas: list[int]) -> Tensor:
     """Rows that rounding and exchanges may use: those of some weight, at least as many of each group as it gives."""
     return ((shares > _CANDIDATE) | _largest(shares, constraints.groups, quotas)).nonzero()[:, 0]
-
-
-def _vertex(idx: Tensor, constraints: Constraints) -> Tensor:
-    """``(n,)`` weights of a choice: in proportion to the caps, every group with its mass."""
-    weights = torch.zeros_like(constraints.caps)
-    weights[idx] = constraints.caps[idx]
-    mass = torch.zeros_like(constraints.masses).index_add_(0, constraints.groups, weights)
-    return weights * (constraints.masses / mass.clamp_min(1e-300))[constraints.groups]
 
 
 def _choose(
@@ -258,7 +273,7 @@ def _choose(
     largest = _largest(relaxed.weights[rows] / small.constraints.caps, small.constraints.groups, quotas)
     starts = [small.round(relaxed.weights[rows], quotas), largest]
     best, inside = min(
-        ((small.evaluate(_vertex(start.nonzero()[:, 0], small.constraints)), start) for start in starts),
+        ((small.evaluate(small.constraints.vertex(start.nonzero()[:, 0])), start) for start in starts),
         key=lambda pair: pair[0].value,
     )
     width, accepted, failed = max(1, sum(quotas) // 5), 0, 0
@@ -302,10 +317,10 @@ def _swap(
         movable = movable[rank < sizes[groups[movable]] - 1]
     first = inside.clone()
     first[movable[skip : skip + width]] = grow
-    halfway = problem.evaluate(_vertex(first.nonzero()[:, 0], problem.constraints)).gradient
+    halfway = problem.evaluate(problem.constraints.vertex(first.nonzero()[:, 0])).gradient
     order = torch.argsort(-halfway if grow else halfway, stable=True)
     movable = order[first[order] == grow]
     change = (torch.bincount(groups[first], minlength=len(sizes)) - sizes).abs()
     second = first.clone()
     second[movable[rank_in_group(groups[movable], len(sizes)) < change[groups[movable]]]] = not grow
-    return problem.evaluate(_vertex(second.nonzero()[:, 0], problem.constraints)), second
+    return problem.evaluate(problem.constraints.vertex(second.nonzero()[:, 0])), second

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from otdd_flash.checks import check_callable, check_flag, check_tensor, shown
 from otdd_flash.cost import DotProductCost, PointCloud, mean_of
-from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.errors import not_converged
 from otdd_flash.ops import Problem, make_operator
 from otdd_flash.sinkhorn.divergence import (
     DEFAULT_EXECUTION,
@@ -226,6 +225,4 @@ def _report(found: list[Divergence], options: SolverOptions, *, strict: bool) ->
         f"{found[worst].iterations} iterations: {unmet(found[worst].marginal_error, found[worst].error, options)}; "
         f"raise max_iterations (now {options.max_iterations}) or epsilon, or loosen tol"
     )
-    if strict:
-        raise NotConvergedError(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=3)
+    not_converged(message, strict=strict)

@@ -11,7 +11,6 @@ penalty in its self problem: ``S_eps >= 0`` always, but ``S_eps(a, a) = 0`` only
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
@@ -29,7 +28,7 @@ from otdd_flash.checks import (
     shown,
 )
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.errors import NotConvergedError, NotConvergedWarning
+from otdd_flash.errors import not_converged
 from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
 from otdd_flash.ops.base import UNIT_ROUNDOFF
 from otdd_flash.sinkhorn.absent import of_both
@@ -249,9 +248,7 @@ def report_convergence(found: Status, options: SolverOptions, *, strict: bool) -
         f"not converged after {found.iterations} iterations: {unmet(found.marginal_error, found.error, options)}; "
         f"raise max_iterations (now {options.max_iterations}) or epsilon, loosen tol, or use precision='fp64'"
     )
-    if strict:
-        raise NotConvergedError(message)
-    warnings.warn(message, NotConvergedWarning, stacklevel=3)
+    not_converged(message, strict=strict)
 
 
 def check_solve(epsilon: Any, debiased: Any, options: Any, execution: Any) -> float:

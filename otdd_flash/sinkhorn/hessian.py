@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_choice, check_count, check_number, check_tensor, check_type
-from otdd_flash.errors import NotConvergedWarning
+from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.ops import Memory
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.sinkhorn.implicit import DEFAULT_IMPLICIT, Derivatives, Fields, ImplicitOptions, Record, Wanted
@@ -92,11 +91,10 @@ class SinkhornHessian:
         before = self.record.converged
         product = getattr(self._derivatives.hessian(along, self._wanted), self.side)
         if before and not self.record.converged:
-            warnings.warn(
+            warn(
                 f"the linear system of the potentials stopped at relative residual {self.record.residual:.1e}: raise "
                 "ImplicitOptions.max_iterations, loosen its tol, or raise epsilon",
                 NotConvergedWarning,
-                stacklevel=2,
             )
         return product.reshape(len(directions), n * d).T.reshape(v.shape)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import torch
 import otdd_flash as otdd
 from otdd_flash import reference
 from otdd_flash.selection.pool import constrain
-from otdd_flash.selection.relaxed import Constraints
+from otdd_flash.selection.relaxed import Constraints, Weighted, WeightProblem
 from otdd_flash.selection.select import SearchOptions, _problem, select
 from otdd_flash.types import LabeledDataset
 
@@ -86,6 +89,71 @@ def test_value_and_gradient_at_given_weights_are_the_divergences(label_weight: f
     moved[j] += step
     slope = (problem.evaluate(moved).value - found.value) / step
     assert slope == pytest.approx(float(found.gradient[j] - found.gradient[i]), rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_lowest_choice_is_that_of_all(seed: int) -> None:
+    constraints, gradient = random_constraints(seed)
+    groups, quotas = constraints.groups, [2, 3]
+    choices = itertools.product(
+        *(itertools.combinations((groups == g).nonzero()[:, 0].tolist(), quotas[g]) for g in (0, 1))
+    )
+    values = [float(constraints.vertex(torch.tensor([*one, *two])) @ gradient) for one, two in choices]
+    assert float(constraints.lowest_vertex(gradient, quotas) @ gradient) == pytest.approx(min(values), rel=1e-12)
+
+
+def problem_of(seed: int) -> tuple[LabeledDataset, LabeledDataset, int, dict[str, Any]]:
+    """A random selection; every third pool is weighted, every fourth choice balanced."""
+    generator = torch.Generator().manual_seed(seed)
+    n, m = (int(torch.randint(8, 21, (1,), generator=generator)) for _ in range(2))
+    count = max(1, int(n * float(torch.rand(1, generator=generator)) ** 0.5))
+    x, t = (torch.randn(size, 1 + seed % 4, generator=generator, dtype=torch.float64) for size in (n, m))
+    weights = torch.rand(n, generator=generator).square() + 0.05 if seed % 3 == 0 else None
+    pool = otdd.from_arrays(x, torch.arange(n) % 2, weights=weights)
+    settings = {"label_weight": float(seed % 2), "balance": "classes" if seed % 4 == 1 else None}
+    return pool, otdd.from_arrays(t + seed % 2, torch.arange(m) % 2), count, settings
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bound_relaxed_value_and_value_are_in_order(seed: int) -> None:
+    pool, target, count, settings = problem_of(seed)
+    found = select(pool, target, count, search=SearchOptions(steps=12, exchanges=6), **settings)
+    assert found.converged
+    assert found.lower_bound <= found.relaxed_value <= found.value
+    assert 0 < found.error < 2e-3 * found.value + 1e-3 * found.result.epsilon
+
+
+def test_a_value_below_the_bound_is_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, target, count, settings = problem_of(1)
+    monkeypatch.setattr(WeightProblem, "evaluate", too_large_with_all(WeightProblem.evaluate))
+    with pytest.warns(otdd.NotConvergedWarning, match="lower bound .* lies above the value"):
+        found = select(pool, target, count, tol=1e-5, **settings)
+    assert not found.converged
+    assert found.lower_bound <= found.relaxed_value <= found.value
+
+
+def too_large_with_all(evaluate: Callable[..., Weighted]) -> Callable[..., Weighted]:
+    """``evaluate`` with a tenth too much on the whole pool, as a solver that has gone wrong might say."""
+
+    def wrong(problem: WeightProblem, weights: torch.Tensor) -> Weighted:
+        found = evaluate(problem, weights)
+        return replace(found, value=1.1 * found.value) if bool((weights > 0).all()) else found
+
+    return wrong
+
+
+def test_no_choice_of_weighted_samples_is_below_the_bound() -> None:
+    """Heavy samples may weigh more in a choice than their cap allows."""
+    weights = torch.tensor([9.0, 7.0, 1.0, 1.0, 2.0, 0.3, 0.2, 5.0], dtype=torch.float64)
+    pool = replace(cloud(8, 3), weights=weights / weights.sum())
+    target, settings = cloud(20, 4), {"label_weight": 0.0, "tol": 1e-4}
+    found = select(pool, target, 6, search=SearchOptions(steps=30, exchanges=6), **settings)
+    everything = [
+        otdd.dataset_distance(pool.subset(list(rows)), target, epsilon=found.result.epsilon, **settings).value
+        for rows in itertools.combinations(range(8), 6)
+    ]
+    assert found.lower_bound <= min(everything) <= found.value * (1 + 1e-4)
+    assert found.lower_bound > 0.5 * min(everything)
 
 
 def test_no_subset_is_below_the_bound_and_the_choice_is_near_the_best() -> None:

@@ -50,6 +50,14 @@ def test_a_target_inside_the_pool_is_found_again() -> None:
     assert found.value == pytest.approx(0, abs=2e-3 * found.pool_value)
 
 
+def test_a_summary_of_the_pool_itself_is_certified() -> None:
+    pool = mixture(40, 0.5, 0)
+    found = otdd.select(pool, pool, 10, search=QUICK)
+    assert found.converged
+    assert 0 < found.error < 2e-3 * found.result.epsilon
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
 def test_value_is_the_distance_of_the_chosen() -> None:
     pool, target = mixture(60, 0.5, 0), mixture(40, 0.3, 1)
     found = otdd.select(pool, target, 15, tol=1e-6, search=SearchOptions(steps=30, exchanges=4))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from otdd_flash.errors import warn
 from otdd_flash.tensor_files import read_safetensors, write_safetensors
 
 
@@ -28,7 +28,7 @@ def read(folder: Path, key: str, n: int) -> Tensor | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, KeyError, ValueError) as error:
-        warnings.warn(f"{path} cannot be read and is made anew: {error}", UserWarning, stacklevel=3)
+        warn(f"{path} cannot be read and is made anew: {error}")
         return None
     return x if len(x) == n else None
 
