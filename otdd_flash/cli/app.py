@@ -95,6 +95,7 @@ def _make_job(task: Task, full: bool) -> Callable[[Any], None]:
         settings = HydraConfig.get()
         multirun = settings.mode == RunMode.MULTIRUN
         try:
+            _hide_foreign_bars(config)
             with _warnings_to_log():
                 task.load_function()(_to_dataclass(config, task), Job(Path(settings.runtime.output_dir), multirun))
         except Exception as error:
@@ -105,6 +106,14 @@ def _make_job(task: Task, full: bool) -> Callable[[Any], None]:
             raise SystemExit(report(task.program, error, full=full)) from error
 
     return job
+
+
+def _hide_foreign_bars(config: Any) -> None:
+    """Keep the bars of Hugging Face's libraries off a stderr that is no terminal, and where ``progress=false``."""
+    shown = config.get("progress")
+    if not (sys.stderr.isatty() if shown is None else shown):
+        for library in ("HF_HUB", "HF_DATASETS"):
+            os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
 
 
 def _to_dataclass(config: Any, task: Task) -> Any:

@@ -136,8 +136,9 @@ class _Reader:
     def _check_choices(self, argument: str, group: str, chosen: Sequence[Any]) -> None:
         """Refuse a file that a group does not have."""
         for choice in chosen:
-            if choice is None or choice in self.groups[group] or self.own_configs:
+            if choice in self.groups[group] or (self.own_configs and choice is not None):
                 continue
+            choice = "null" if choice is None else choice
             near = _nearest(str(choice), self.groups[group])
             hint = f"did you mean {near}? " if near else ""
             known = ", ".join(self.groups[group])

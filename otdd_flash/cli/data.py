@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from otdd_flash.cli.config import DatasetConfig, SetFeaturesConfig
@@ -47,7 +48,7 @@ def side_title(dataset: LabeledDataset, side: DatasetConfig) -> str:
 
 def takes_tables(config: SetFeaturesConfig) -> bool:
     """Whether the first embedder is that of tables."""
-    return _chain(config)[0] == "table"
+    return _listed(config.embedder)[:1] == ["table"]
 
 
 def make_features(
@@ -66,15 +67,33 @@ def make_features(
 
     given = {key: value for key, value in asdict(config).items() if key not in ("weight", "batch_size")}
     given["picture_size"] = None if config.picture_size is None else tuple(config.picture_size)
+    for side in ("embedder", "target_embedder"):
+        if given.get(side) is not None:
+            given[side] = [_model(part) if _is_model(part) else part for part in _listed(given[side])]
     if seen and takes_tables(config):
         table = TableEmbedder().fitted(*seen) if fixed else TableEmbedder().seen(*seen)
-        given["embedder"] = [table, *_chain(config)[1:]]
+        given["embedder"] = [table, *given["embedder"][1:]]
     return Features(**given, batching=Batching(config.batch_size, device, progress))
 
 
-def _chain(config: SetFeaturesConfig) -> list[Any]:
+def _listed(embedder: Any) -> list[Any]:
     """The embedders in turn."""
-    return list(config.embedder) if isinstance(config.embedder, list) else [config.embedder]
+    return list(embedder) if isinstance(embedder, list) else [embedder]
+
+
+def _is_model(name: Any) -> bool:
+    """Whether an embedder has weights to be read."""
+    models = ("torchvision", "timm", "sentence-transformers", "efficientnet-lite0")
+    return isinstance(name, str) and name.partition(":")[0] in models
+
+
+@lru_cache(maxsize=4)
+def _model(name: str) -> Any:
+    """A model by its name, read once however many sets it embeds."""
+    from otdd_flash.data.features.embedders import resolve_embedder
+
+    (found,) = resolve_embedder(name)
+    return found
 
 
 def features_row(record: FeatureRecord) -> str | None:

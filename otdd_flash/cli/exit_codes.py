@@ -72,6 +72,8 @@ def _text(error: BaseException) -> str:
         return error.strerror
     if message and isinstance(error, (ValueError, RuntimeError, OSError, ImportError, DistributionShiftError)):
         return message
+    if isinstance(error, TypeError) and " must be " in message and "got " in message:
+        return message
     return f"{type(error).__name__}: {message}"
 
 

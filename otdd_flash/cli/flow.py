@@ -6,12 +6,14 @@ import csv
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +22,17 @@ import torch
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.flow_config import FlowConfig, StepperConfig
 from otdd_flash.cli.labels import label_arguments
-from otdd_flash.cli.output import Row, check_format, emit, format_seconds, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds, write_json
 from otdd_flash.cli.tasks import Job
+from otdd_flash.cli.termination import termination_as_exit
 from otdd_flash.distance import DistanceOptions
 from otdd_flash.types import LabeledDataset
 
 if TYPE_CHECKING:
     from otdd_flash.flows import Callback, Dynamics, Flow, FlowResult, Projection, Stepper
     from otdd_flash.flows.transfer import TransferCheck
+
+log = logging.getLogger("otdd")
 
 _SETTINGS = "settings.json"
 _CHECKPOINT = "checkpoint.safetensors"
@@ -64,12 +69,28 @@ def _run(config: FlowConfig, job: Job, folder: Path) -> None:
     flow = _flow(config, source, target)
     check = _transfer_check(config, flow, source, target, test)
     callbacks = [*_callbacks(config, folder, source, target), *([check] if check else [])]
-    result = flow.run(source, steps=config.steps, callbacks=callbacks, resume=resume)
+    with _resumable(folder, kept=config.output.files or config.resume is not None):
+        result = flow.run(source, steps=config.steps, callbacks=callbacks, resume=resume)
     record = _record(config, result, check, time.perf_counter() - start, folder)
-    write_json(record, folder / "result.json")
-    _save(result.data, folder / "flowed.safetensors")
     title = f"{side_title(source, config.source)} -> {side_title(target, config.target)}"
-    emit(record, title, _rows(record), fmt=config.output.format, one_line=job.multirun)
+    files = {"flowed.safetensors": partial(_save, result.data)}
+    deliver(Finished(record, title, _rows(record), files=files), config.output, replace(job, folder=folder))
+
+
+@contextmanager
+def _resumable(folder: Path, *, kept: bool) -> Iterator[None]:
+    """Let Ctrl-C, and SIGTERM likewise, say how to go on from the last checkpoint."""
+    with termination_as_exit():
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if not (kept and (folder / _CHECKPOINT).exists()):
+                raise
+            advice = f"otdd flow resume={folder} goes on from the last checkpoint"
+            if isinstance(stop, KeyboardInterrupt):
+                raise KeyboardInterrupt(advice) from None
+            log.warning("terminated: %s", advice)
+            raise
 
 
 @contextmanager
@@ -114,6 +135,7 @@ def _earlier_settings(config: FlowConfig, folder: Path) -> FlowConfig:
     """The settings of the run in ``folder``, with the steps of this one where they are given."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from otdd_flash.tensor_files import read_record
 
@@ -124,7 +146,10 @@ def _earlier_settings(config: FlowConfig, folder: Path) -> FlowConfig:
     refused = [name for name in given if name.split(".")[0] not in _FREE_ON_RESUME]
     if refused:
         raise ValueError(f"resume continues with the settings of the first run: leave out {', '.join(refused)}")
-    stored = OmegaConf.merge(OmegaConf.structured(FlowConfig), read_record(path))
+    try:
+        stored = OmegaConf.merge(OmegaConf.structured(FlowConfig), read_record(path))
+    except (ValueError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path} holds no settings of otdd flow: {' '.join(str(error).split())}") from error
     earlier = OmegaConf.to_object(stored)
     assert isinstance(earlier, FlowConfig)
     steps = config.steps if "steps" in given else earlier.steps
@@ -226,18 +251,19 @@ def _callbacks(config: FlowConfig, folder: Path, source: LabeledDataset, target:
 def _pictures(config: FlowConfig, folder: Path, source: LabeledDataset, target: LabeledDataset) -> list[Callback]:
     """Image grids for pictures, points in the plane for all else, and their animation."""
     from otdd_flash.flows import Animation, ImageGrid, Scatter
+    from otdd_flash.flows.pictures import Tolerated
 
     if config.pictures.animation not in ("gif", "mp4", "none"):
         raise ValueError(f"pictures.animation must be gif, mp4 or none, got {config.pictures.animation!r}")
-    if not config.pictures.every:
+    if not config.pictures.every or not config.output.files:
         return []
     drawing: Callback = Scatter(target, folder, config.pictures.every)
     pattern = "scatter_*.png"
     if source.image_shape is not None and source.levels is not None:
         drawing, pattern = ImageGrid(folder, config.pictures.every, config.pictures.columns), "images_*.png"
     if config.pictures.animation == "none":
-        return [drawing]
-    return [drawing, Animation(folder / f"flow.{config.pictures.animation}", folder, pattern)]
+        return [Tolerated(drawing)]
+    return [Tolerated(drawing), Tolerated(Animation(folder / f"flow.{config.pictures.animation}", folder, pattern))]
 
 
 def _transfer_check(
@@ -278,8 +304,7 @@ def _rows(record: dict[str, Any]) -> list[Row]:
         found = record["transfer"]
         text = f"{found['flowed']:.1%} trained on the flowed set, {found['source']:.1%} on the source"
         rows.append(("transfer", f"{text}  ({found['k']}-NN, {found['tested']} samples of the target)"))
-    rows += [("time", format_seconds(record["seconds"])), ("files", record["folder"])]
-    return rows
+    return [*rows, ("time", format_seconds(record["seconds"]))]
 
 
 def _save(data: LabeledDataset, path: Path) -> None:

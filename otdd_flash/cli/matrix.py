@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +19,7 @@ from otdd_flash.cli.labels import label_arguments
 from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds
 from otdd_flash.cli.sets import Common, make_screen, sources
 from otdd_flash.cli.tasks import Job
+from otdd_flash.cli.termination import termination_as_exit
 from otdd_flash.errors import NotConvergedError
 
 if TYPE_CHECKING:
@@ -47,11 +45,12 @@ def run(config: MatrixConfig, job: Job) -> None:
     if config.collect:
         matrix = collect(folder)
     else:
-        log.info("finished pairs go to %s; folder= that goes on from there", folder)
+        if config.folder or config.output.files:
+            log.info("finished pairs go to %s; folder= that goes on from there", folder)
         device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
         common = Common(config.max_samples, config.data_root, config.resize, config.seed, config.fit)
         sets = sources(config.datasets, common, config.features, device)
-        with _termination_as_exit(), warnings.catch_warnings():
+        with termination_as_exit(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".* items of the matrix failed")  # each was told when it did
             matrix = pairwise(
                 sets, folder=folder, workers=config.workers, shard=config.shard, screen=make_screen(config.screen),
@@ -59,8 +58,10 @@ def run(config: MatrixConfig, job: Job) -> None:
             )  # fmt: skip
     record = {"task": "matrix", **matrix.to_dict(), "config": asdict(config)}
     files = {"matrix.parquet": matrix.to_parquet} if importlib.util.find_spec("pyarrow") else {}
-    title = f"{len(matrix)} data sets"
-    found = Finished(record, title, _rows(matrix, folder), "matrix.json", files, _figures(matrix))
+    rows = _rows(matrix)
+    if config.folder or config.output.files:
+        rows.append(("pairs kept in", str(folder)))
+    found = Finished(record, f"{len(matrix)} data sets", rows, "matrix.json", files, _figures(matrix))
     deliver(found, config.output, job)
     _end(matrix, config)
 
@@ -82,13 +83,16 @@ def _end(matrix: DistanceMatrix, config: MatrixConfig) -> None:
     if matrix.failures:
         shown = ", ".join(" x ".join(failure.names) for failure in matrix.failures[:5])
         more = ", ..." if len(matrix.failures) > 5 else ""
-        raise RuntimeError(f"{len(matrix.failures)} sets or pairs failed, the rest is done: {shown}{more}")
+        first = matrix.failures[0].message
+        raise RuntimeError(
+            f"{len(matrix.failures)} sets or pairs failed, the rest is done: {shown}{more}; the first says: {first}"
+        )
     loose = sum(not certificate["converged"] for certificate in matrix.certificates.values())
     if config.strict and loose:
         raise NotConvergedError(f"{loose} of {len(matrix.certificates)} pairs are not converged")
 
 
-def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
+def _rows(matrix: DistanceMatrix) -> list[Row]:
     """The table on stdout: the distances where there is room, then how they were made."""
     done = len(matrix.certificates)
     found = matrix.screening
@@ -104,7 +108,6 @@ def _rows(matrix: DistanceMatrix, folder: Path) -> list[Row]:
         ("negative", f"eigenvalues are {share}"),
         ("label distance", str(matrix.options["label_distance"])),
         ("time", format_seconds(matrix.seconds)),
-        ("pairs kept in", str(folder)),
     ]
     if matrix.notes:
         rows.append(("notes", "\n".join(matrix.notes)))
@@ -162,20 +165,3 @@ def _save(draw: Callable[[], Any], path: Path) -> None:
     from otdd_flash import plots
 
     plots.save(draw(), path)
-
-
-@contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send before they kill, unwind like Ctrl-C: workers end, finished pairs stay."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otdd_flash.cli.config import OutputConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.distance import convention, solver_arguments
-from otdd_flash.cli.output import Row, check_format, emit, format_bytes
+from otdd_flash.cli.output import Row, check_format, emit, format_bytes, table_files, write_json
 from otdd_flash.cli.report_config import ReportConfig
 from otdd_flash.cli.sets import Common, sources
 from otdd_flash.cli.tasks import Job
@@ -36,19 +37,59 @@ def run(config: ReportConfig, job: Job) -> None:
     from otdd_flash.reporting.page import check_place, require
 
     require()
+    if config.report.file is None and not config.output.files:
+        raise ValueError("output.files=false keeps no folder for the page: name its file, as report.file=report.html")
     place = check_place(config.report.file or job.folder / "report.html")
     results, pictures = _saved(config.saved) if config.saved is not None else _computed(config)
+    kept = _keep(results, config, job.folder) if config.saved is None and config.output.files else []
     options: dict[str, Any] = {"title": config.report.title, "top": config.report.top, "pictures": pictures}
-    file = reporting.report(results, place, **options)
     summaries = [summary for result in results if (summary := _summary(result)) is not None]
-    record = {"task": "report", "file": str(file), "bytes": file.stat().st_size, "results": summaries}
+    record: dict[str, Any] = {"task": "report", "file": None, "bytes": 0, "results": summaries}
+    failure = None
+    try:
+        file = reporting.report(results, place, **options)
+        record |= {"file": str(file), "bytes": file.stat().st_size}
+    except Exception as error:  # what was computed is said all the same
+        failure = error
     _emit(record, config.output, one_line=job.multirun)
+    if failure is not None:
+        raise _without_page(failure, config.saved, kept) from failure
     failed = [name for summary in summaries for name in summary["failed"]]
     if failed:
         raise RuntimeError(f"{len(failed)} sets or pairs failed, the page shows the rest: {', '.join(failed[:5])}")
     loose = [summary["title"] for summary in summaries if not summary["converged"]]
     if config.strict and loose:
         raise NotConvergedError(f"not converged: {', '.join(loose)}; raise solver.max_iterations or solver.epsilon")
+
+
+def _keep(results: list[Any], config: ReportConfig, folder: Path) -> list[str]:
+    """Write what was computed as the tasks of its kind do, each into a folder that ``saved`` takes."""
+    from otdd_flash.matrix import DistanceMatrix
+    from otdd_flash.selection.rank import Ranking
+    from otdd_flash.selection.values import SampleValues
+
+    names = {DistanceMatrix: ("matrix", "matrix.json"), Ranking: ("rank", "ranking.json"),
+             SampleValues: ("values", "result.json")}  # fmt: skip
+    kept = []
+    for result in results:
+        task, name = names.get(type(result), ("distance", "result.json"))
+        try:
+            write_json({"task": task, **result.to_dict(), "config": asdict(config)}, folder / task / name)
+            for extra, write in (table_files(result, "values") if task == "values" else {}).items():
+                write(folder / task / extra)
+            kept.append(str(folder / task))
+        except OSError as error:
+            log.warning("%s is not kept: %s", folder / task / name, error.strerror or error)
+    return kept
+
+
+def _without_page(error: Exception, saved: Any, kept: list[str]) -> Exception:
+    """The error of a page that could not be made, with where its numbers come from or are."""
+    if saved is not None and not isinstance(error, (OSError, ImportError)):
+        return ValueError(f"saved={saved} cannot be shown ({error}): was a file changed, or is it of another version?")
+    if kept:
+        return RuntimeError(f"{error}; what was computed is kept: otdd report 'saved=[{','.join(kept)}]'")
+    return error
 
 
 def _saved(given: Any) -> tuple[list[Any], None]:
@@ -166,5 +207,6 @@ def _emit(record: dict[str, Any], output: OutputConfig, *, one_line: bool) -> No
             words.append("interval {:.6g} to {:.6g} of the squared distance less its bias".format(*summary["interval"]))
         words.append("converged" if summary["converged"] else "NOT converged: do not use this")
         rows.append((summary["title"], "; ".join(words)))
-    rows.append(("page", f"{record['file']}  ({format_bytes(record['bytes'])})"))
+    if record["file"] is not None:
+        rows.append(("page", f"{record['file']}  ({format_bytes(record['bytes'])})"))
     emit(record, "report", rows, fmt=output.format, one_line=one_line)

@@ -35,9 +35,9 @@ def _named(*splits: str) -> dict[str, dict[str, Any]]:
     return {split: {"split": split} for split in splits}
 
 
-def _vision(about: str, cls: str, splits: Mapping[str, Mapping[str, Any]]) -> Source:
-    """A set that torchvision alone knows."""
-    return Source(about, (torchvision_reader(cls, splits),), tuple(splits), ("resize", "fit"))
+def _vision(about: str, cls: str, splits: Mapping[str, Mapping[str, Any]], *, makes: str | None = None) -> Source:
+    """A set that torchvision alone knows; ``makes`` is the folder that its class would make only to look for it."""
+    return Source(about, (torchvision_reader(cls, splits, makes=makes),), tuple(splits), ("resize", "fit"))
 
 
 def _emnist_names(subset: str) -> list[str]:
@@ -129,8 +129,8 @@ _PICTURES = {
     "imagenette": _vision("ten classes of ImageNet, sizes differ", "Imagenette", _named("train", "val")),
     "imagenet": _vision("1,000 classes of photographs, sizes differ", "ImageNet", _named("train", "val")),
     "sun397": _vision("scenes, sizes differ", "SUN397", _WHOLE),
-    "caltech101": _vision("objects, sizes differ", "Caltech101", _WHOLE),
-    "caltech256": _vision("objects, sizes differ", "Caltech256", _WHOLE),
+    "caltech101": _vision("objects, sizes differ", "Caltech101", _WHOLE, makes="caltech101"),
+    "caltech256": _vision("objects, sizes differ", "Caltech256", _WHOLE, makes="caltech256"),
     "places365": _vision("scenes, sizes differ", "Places365", {
         "train": {"split": "train-standard"}, "val": {"split": "val"},
     }),

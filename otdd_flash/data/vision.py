@@ -27,6 +27,7 @@ def torchvision_reader(
     note: str | None = None,
     only_under: str | None = None,
     then: Reader | None = None,
+    makes: str | None = None,
 ) -> Reader:
     """Reader of a torchvision data set.
 
@@ -35,6 +36,7 @@ def torchvision_reader(
         splits: constructor arguments by split; ``"{option}"`` values are filled from the request's options.
         note: remark for the data set.
         only_under: read what is in this folder of a root and never download (a later reader has a better idea).
+        makes: folder that the class makes in whatever root it looks in: it looks in none without one.
         then: reads the downloaded files instead of torchvision (which, for EMNIST, gives transposed pictures).
     """
 
@@ -50,6 +52,8 @@ def torchvision_reader(
         dataset = getattr(module, cls)
         size = request.options.get("resize")
         for root in roots if then is None else []:
+            if makes is not None and not (root / makes).is_dir():
+                continue
             with contextlib.suppress(RuntimeError, OSError):
                 return _rows(dataset, root, keywords, note, size)
         if only_under is not None or not request.download:

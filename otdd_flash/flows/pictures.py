@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import uuid
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,12 +158,15 @@ class Animation(Callback):
         folder: of the frames.
         pattern: of their names, which sort by step.
         milliseconds: a frame is shown; the last one eight times as long.
+
+    Frames of a flow that ran in the same folder before are not joined.
     """
 
     path: str | os.PathLike[str]
     folder: str | os.PathLike[str]
     pattern: str = "images_*.png"
     milliseconds: int = 250
+    _older: dict[Path, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_path("path", self.path)
@@ -178,11 +185,15 @@ class Animation(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder: name a file for the animation")
+        later = [frame for frame in Path(self.folder).glob(self.pattern) if _step_of(frame) > state.step]
+        self._older = {frame: frame.stat().st_mtime_ns for frame in later}
 
     def finish(self, flow: Flow, state: FlowState) -> None:
         """Join the frames."""
         images = optional_import("PIL.Image", needed_for="an animation", extra="plots")
-        frames = [images.open(path).convert("RGB") for path in sorted(Path(self.folder).glob(self.pattern))]
+        found = sorted(Path(self.folder).glob(self.pattern))
+        own = [path for path in found if path.stat().st_mtime_ns != self._older.get(path)]
+        frames = [images.open(path).convert("RGB") for path in own]
         if not frames:
             raise ValueError(f"no frames {self.pattern} in {self.folder}: list Animation after what draws them")
         sizes = sorted({frame.size for frame in frames})
@@ -196,6 +207,46 @@ class Animation(Callback):
             return
         durations = [self.milliseconds] * (len(frames) - 1) + [_LAST * self.milliseconds]
         frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+
+
+@dataclass(eq=False)
+class Tolerated(Callback):
+    """Drawing that must not end the flow: where it fails it is told once and given up.
+
+    Args:
+        drawing: any callback.
+    """
+
+    drawing: Callback
+    _failed: bool = field(default=False, repr=False)
+
+    def start(self, flow: Flow, state: FlowState, steps: int) -> None:
+        """What fails before the first step is an error."""
+        self.drawing.start(flow, state, steps)
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        """Draw."""
+        self._tried(lambda: self.drawing(flow, state))
+
+    def finish(self, flow: Flow, state: FlowState) -> None:
+        """Draw the end."""
+        self._tried(lambda: self.drawing.finish(flow, state))
+
+    def _tried(self, draw: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            draw()
+        except Exception as error:  # whatever a library makes of a full disk or a font
+            self._failed = True
+            name = type(self.drawing).__name__
+            warnings.warn(f"{name} is given up, the flow goes on: {error or type(error).__name__}", stacklevel=2)
+
+
+def _step_of(frame: Path) -> int:
+    """The step in a frame's name; -1 for none."""
+    digits = re.findall(r"\d+", frame.stem)
+    return int(digits[-1]) if digits else -1
 
 
 def image_grid(x: Tensor, rows: list[list[int]], shape: tuple[int, ...], *, scale: int = 2) -> Any:

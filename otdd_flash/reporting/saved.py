@@ -29,6 +29,15 @@ _NEEDED = (
     "conventional", "certificates", "precision", "memory", "backend", "device", "seconds", "peak_memory", "notes",
     "versions",
 )  # fmt: skip
+_NUMBER = (int, float)
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("value", "root", "marginal_error", "tol", "dual", "primal", "gap", "error"), _NUMBER),
+    **dict.fromkeys(("epsilon", "relative_epsilon", "mean_cost", "n", "m", "iterations", "peak_memory"), _NUMBER),
+    **dict.fromkeys(("converged", "debiased"), bool), **dict.fromkeys(("names", "class_counts", "notes"), list),
+    **dict.fromkeys(("label_method", "precision", "memory", "backend", "device"), str),
+    **dict.fromkeys(("seconds", "versions"), dict),
+}  # fmt: skip
+_WORDS = {_NUMBER: "number", bool: "true or false", list: "list", str: "text", dict: "mapping"}
 
 
 def load_saved(path: str | os.PathLike[str]) -> Saved:
@@ -55,8 +64,10 @@ def load_saved(path: str | os.PathLike[str]) -> Saved:
         raise ValueError(f"{file} holds no result that a report shows: its task is {task!r}, not {', '.join(readers)}")
     try:
         return readers[task](record, file.parent)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{file} is not a whole result of otdd {task}: {type(error).__name__} {error}") from error
+    except KeyError as error:
+        raise ValueError(f"{file} is not a whole result of otdd {task}: it has no {error}") from error
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{file} is not a whole result of otdd {task}: {error or type(error).__name__}") from error
 
 
 def _file(path: Path) -> Path:
@@ -92,13 +103,17 @@ def _values(record: dict[str, Any], folder: Path) -> ValuesView:
 
 
 def _require(distance: dict[str, Any]) -> None:
-    """Refuse a distance without a number that the page shows, as one of another version.
+    """Refuse a distance without what the page shows, or with something else there, as one changed by hand.
 
     Raises:
-        KeyError: names it.
+        KeyError: names what is missing.
+        ValueError: names what is of another kind.
     """
     for key in _NEEDED:
-        distance[key]
+        kind, value = _KINDS.get(key, object), distance[key]
+        fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
+        if not fits and not (value is None and key not in ("value", "root", "names")):
+            raise ValueError(f"{key} is {value!r}, no {_WORDS.get(kind, kind)}")
 
 
 def _matrix(record: dict[str, Any]) -> DistanceMatrix:
@@ -109,13 +124,17 @@ def _matrix(record: dict[str, Any]) -> DistanceMatrix:
     for pair in record["pairs"]:
         certificate = dict(pair)
         certificates[place[certificate.pop("source")], place[certificate.pop("target")]] = certificate
-    values, errors = (_tensor(record[key]) for key in ("values", "errors"))
+    values, errors = (_tensor(record[key], key) for key in ("values", "errors"))
     failures = tuple(_failure(failure) for failure in record["failures"])
     screening = record.get("screening")
     if screening is not None:
         failed = torch.tensor([(name,) in {failure.names for failure in failures} for name in names])
         refined = ~values.isnan() | failed | failed[:, None]
-        own = {"screen": Screen(**screening["screen"]), "values": _tensor(screening["values"]), "refined": refined}
+        own = {
+            "screen": Screen(**screening["screen"]),
+            "values": _tensor(screening["values"], "screening.values"),
+            "refined": refined,
+        }
         screening = MatrixScreening(**{**screening, **own})
     kept = ("epsilon", "label_epsilon", "reference_cost", "options", "computed", "reused", "seconds")
     return DistanceMatrix(
@@ -125,8 +144,17 @@ def _matrix(record: dict[str, Any]) -> DistanceMatrix:
     )  # fmt: skip
 
 
-def _tensor(rows: list[list[float | None]]) -> Tensor:
-    return torch.tensor([[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64)
+def _tensor(rows: list[list[float | None]], key: str) -> Tensor:
+    """A table of numbers, null for those that are not known.
+
+    Raises:
+        ValueError: names the key of what is none.
+    """
+    try:
+        filled = [[math.nan if value is None else value for value in row] for row in rows]
+        return torch.tensor(filled, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{key} is no table of numbers: {error}") from error
 
 
 def _ranking(record: dict[str, Any], _: Path) -> Ranking:

@@ -154,7 +154,7 @@ def test_a_torchvision_model_from_the_command_line(
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     untrained = models.get_model("resnet18", weights=None)
-    monkeypatch.setattr(models, "get_model", lambda name, weights: untrained)
+    monkeypatch.setattr(models, "get_model", lambda name, weights, progress: untrained)
     arguments = ("source=digits", "target=digits", "target.classes=[0,1]", "max_samples=20", "features=torchvision",
                  "features.picture_size=[32,32]", f"features.cache={tmp_path / 'cache'}", "labels=means")  # fmt: skip
     record = distance(otdd, *arguments)

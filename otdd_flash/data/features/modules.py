@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,7 +160,8 @@ def torchvision_embedder(model: str, *, weights: str | None = "DEFAULT") -> Modu
         chosen = None if weights is None else entry[weights]
     except (KeyError, ValueError) as error:
         raise ValueError(f"torchvision has no model {model!r} with weights {weights!r}: {error}") from error
-    network = _fetched(lambda: models.get_model(model, weights=chosen), f"torchvision:{model}")
+    shown = sys.stderr.isatty()  # the bar of a download
+    network = _fetched(lambda: models.get_model(model, weights=chosen, progress=shown), f"torchvision:{model}")
     meta = (chosen or entry["DEFAULT"]).transforms()
     size = _square(meta.crop_size)
     return ModuleEmbedder(
