@@ -53,8 +53,8 @@ COMMANDS = {
     "info": ("output=json", "data_root=."),
 }  # fmt: skip
 VALUES = (
-    "", "null", "abc", "-1", "0", "1.5", "nan", "inf", "-inf", "true", "[", "[1", "[]", "[a,b]", "[1,2,3]", "{a:1}", "{",
-    "a,b", "'x", '"', "größe", "日本", "a b", "${nosuch}", "${now:}", "a=b", "#", "none.npz", "npz:none.npz",
+    "", "null", "abc", "-1", "0", "1.5", "nan", "inf", "-inf", "true", "[", "[1", "[]", "[a,b]", "[1,2,3]", "{a:1}",
+    "{", "a,b", "'x", '"', "größe", "日本", "a b", "${nosuch}", "${now:}", "a=b", "#", "none.npz", "npz:none.npz",
     "csv:mine.npz", "/", "cuda:99", "\udce9", "~", "1e-400", "\\", "a'b", "choice(1,2)", "range(3)",
 )  # fmt: skip
 WORDS = {
