@@ -22,7 +22,7 @@ import torch
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.flow_config import FlowConfig, StepperConfig
 from otdd_flash.cli.labels import label_arguments
-from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds, write_json
+from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_seconds
 from otdd_flash.cli.tasks import Job
 from otdd_flash.cli.termination import termination_as_exit
 from otdd_flash.distance import DistanceOptions

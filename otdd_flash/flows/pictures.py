@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
