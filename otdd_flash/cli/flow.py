@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def _resumable(folder: Path, *, kept: bool) -> Iterator[None]:
         except (KeyboardInterrupt, SystemExit) as stop:
             if not (kept and (folder / _CHECKPOINT).exists()):
                 raise
-            advice = f"otdd flow resume={folder} goes on from the last checkpoint"
+            advice = f"otdd flow {shlex.quote(f'resume={folder}')} goes on from the last checkpoint"
             if isinstance(stop, KeyboardInterrupt):
                 raise KeyboardInterrupt(advice) from None
             log.warning("terminated: %s", advice)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otdd_flash.cli.arguments import literal
 from otdd_flash.cli.config import OutputConfig
 from otdd_flash.cli.data import load_side, make_features, side_title
 from otdd_flash.cli.distance import convention, solver_arguments
@@ -88,7 +89,7 @@ def _without_page(error: Exception, saved: Any, kept: list[str]) -> Exception:
     if saved is not None and not isinstance(error, (OSError, ImportError)):
         return ValueError(f"saved={saved} cannot be shown ({error}): was a file changed, or is it of another version?")
     if kept:
-        return RuntimeError(f"{error}; what was computed is kept: otdd report 'saved=[{','.join(kept)}]'")
+        return RuntimeError(f'{error}; what was computed is kept: otdd report "saved={literal(kept)}"')
     return error
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,21 +23,20 @@ from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
 
 Saved = DistanceView | ValuesView | DistanceMatrix | Ranking
 NAMES = ("result.json", "matrix.json", "ranking.json")
-_NEEDED = (
-    "names", "n", "m", "class_counts", "dropped", "value", "root", "converged", "marginal_error", "iterations", "tol",
-    "dual", "primal", "gap", "error", "epsilon", "relative_epsilon", "mean_cost", "debiased", "label_method",
-    "conventional", "certificates", "precision", "memory", "backend", "device", "seconds", "peak_memory", "notes",
-    "versions",
-)  # fmt: skip
 _NUMBER = (int, float)
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("value", "root", "marginal_error", "tol", "dual", "primal", "gap", "error"), _NUMBER),
-    **dict.fromkeys(("epsilon", "relative_epsilon", "mean_cost", "n", "m", "iterations", "peak_memory"), _NUMBER),
-    **dict.fromkeys(("converged", "debiased"), bool), **dict.fromkeys(("names", "class_counts", "notes"), list),
-    **dict.fromkeys(("label_method", "precision", "memory", "backend", "device"), str),
-    **dict.fromkeys(("seconds", "versions"), dict),
+_TEXT, _LIST, _MAPPING = (str,), (list,), (dict,)
+_DISTANCE: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("value", "root", "n", "m"), _NUMBER), **dict.fromkeys(("names", "class_counts"), _LIST),
+    **dict.fromkeys(("tol", "marginal_error", "dual", "primal", "gap", "error"), (*_NUMBER, NoneType)),
+    **dict.fromkeys(("epsilon", "relative_epsilon", "mean_cost", "iterations", "peak_memory"), (*_NUMBER, NoneType)),
+    **dict.fromkeys(("converged", "debiased"), (bool, NoneType)), "notes": (list, NoneType),
+    **dict.fromkeys(("label_method", "precision", "memory", "backend", "device"), (str, NoneType)),
+    **dict.fromkeys(("seconds", "versions"), (dict, NoneType)),
+    **dict.fromkeys(("dropped", "conventional", "certificates"), (object,)),
 }  # fmt: skip
-_WORDS = {_NUMBER: "number", bool: "true or false", list: "list", str: "text", dict: "mapping"}
+_PAIR: dict[str, tuple[type, ...]] = {"source": _TEXT, "target": _TEXT, "value": _NUMBER, "converged": (bool,)}
+_FAILURE: dict[str, tuple[type, ...]] = {"names": _LIST, "error": _TEXT, "message": _TEXT}
+_WORDS = {int: "number", bool: "true or false", list: "list", str: "text", dict: "mapping"}
 
 
 def load_saved(path: str | os.PathLike[str]) -> Saved:
@@ -81,7 +80,7 @@ def _file(path: Path) -> Path:
 
 def _distance(record: dict[str, Any], folder: Path) -> DistanceView:
     """Number, certificate and, from the file beside it, class distances."""
-    _require(record)
+    _require(record, _DISTANCE)
     tables = folder / "label_distances.safetensors"
     return DistanceView(record, LabelDistances.from_safetensors(tables) if tables.is_file() else None)
 
@@ -96,88 +95,120 @@ def _values(record: dict[str, Any], folder: Path) -> ValuesView:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{table} is not a table of values: {error}") from error
     columns = {name: [row[name] for row in rows] for name in rows[0]}
+    _require(record, {"parts": _MAPPING, "distance": _MAPPING})
+    for part, summary in record["parts"].items():
+        _require(summary, {"by_class": _MAPPING}, f"parts.{part}.")
     by_class = {part: summary["by_class"] for part, summary in record["parts"].items()}
     distance = {**record["distance"], "config": record.get("config", {})}
-    _require(distance)
+    _require(distance, _DISTANCE, "distance.")
     return ValuesView(columns, by_class, DistanceView(distance))
 
 
-def _require(distance: dict[str, Any]) -> None:
-    """Refuse a distance without what the page shows, or with something else there, as one changed by hand.
+def _require(record: Any, kinds: Mapping[str, tuple[type, ...]], where: str = "") -> None:
+    """Refuse a record without what the page shows, or with something else there, as one changed by hand.
 
     Raises:
-        KeyError: names what is missing.
-        ValueError: names what is of another kind.
+        ValueError: names the key, which lies in ``where``.
     """
-    for key in _NEEDED:
-        kind, value = _KINDS.get(key, object), distance[key]
-        fits = isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
-        if not fits and not (value is None and key not in ("value", "root", "names")):
-            raise ValueError(f"{key} is {value!r}, no {_WORDS.get(kind, kind)}")
+    if not isinstance(record, dict):
+        raise ValueError(f"{where.rstrip('.') or 'the record'} is {record!r}, no mapping")
+    for key, kind in kinds.items():
+        if key not in record:
+            raise ValueError(f"it has no {where}{key}")
+        value = record[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind and object not in kind):
+            raise ValueError(f"{where}{key} is {_short(value)}, no {_WORDS[kind[0]]}")
+
+
+def _kinds(cls: type, *other: str) -> dict[str, tuple[type, ...]]:
+    """What JSON has for the fields of a dataclass, but for those that are ``other`` there."""
+    plain: dict[Any, tuple[type, ...]] = {float: _NUMBER, tuple: _LIST, Tensor: _LIST, Screen: _MAPPING}
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        origins = [get_origin(member) or member for member in members]
+        found[name] = tuple(kind for origin in origins for kind in plain.get(origin, (origin,)))
+    return {name: kind for name, kind in found.items() if name not in other}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _matrix(record: dict[str, Any]) -> DistanceMatrix:
     """The inverse of :meth:`otdd_flash.DistanceMatrix.to_dict`."""
+    kinds = _kinds(DistanceMatrix, "certificates", "screening")
+    _require(record, {**kinds, "pairs": _LIST})
     names = tuple(record["names"])
     place = {name: i for i, name in enumerate(names)}
     certificates = {}
-    for pair in record["pairs"]:
+    for number, pair in enumerate(record["pairs"]):
+        _require(pair, _PAIR, f"pairs[{number}].")
         certificate = dict(pair)
-        certificates[place[certificate.pop("source")], place[certificate.pop("target")]] = certificate
-    values, errors = (_tensor(record[key], key) for key in ("values", "errors"))
+        sides = certificate.pop("source"), certificate.pop("target")
+        if not set(sides) <= set(names):
+            raise ValueError(f"pairs[{number}] is of {' and '.join(sides)}, which are not both in names")
+        certificates[place[sides[0]], place[sides[1]]] = certificate
+    values, errors = (_tensor(record[key], key, len(names)) for key in ("values", "errors"))
     failures = tuple(_failure(failure) for failure in record["failures"])
     screening = record.get("screening")
     if screening is not None:
+        _require(screening, _kinds(MatrixScreening, "refined"), "screening.")
         failed = torch.tensor([(name,) in {failure.names for failure in failures} for name in names])
         refined = ~values.isnan() | failed | failed[:, None]
         own = {
             "screen": Screen(**screening["screen"]),
-            "values": _tensor(screening["values"], "screening.values"),
+            "values": _tensor(screening["values"], "screening.values", len(names)),
             "refined": refined,
         }
         screening = MatrixScreening(**{**screening, **own})
-    kept = ("epsilon", "label_epsilon", "reference_cost", "options", "computed", "reused", "seconds")
+    own = {"names": names, "values": values, "errors": errors, "failures": failures, "sets": tuple(record["sets"]),
+           "notes": tuple(record["notes"])}  # fmt: skip
     return DistanceMatrix(
-        names=names, values=values, errors=errors, certificates=certificates,
-        failures=failures, sets=tuple(record["sets"]), screening=screening,
-        notes=tuple(record["notes"]), **{key: record[key] for key in kept},
-    )  # fmt: skip
+        **{**{key: record[key] for key in kinds}, **own}, certificates=certificates, screening=screening
+    )
 
 
-def _tensor(rows: list[list[float | None]], key: str) -> Tensor:
-    """A table of numbers, null for those that are not known.
+def _tensor(rows: list[list[float | None]], key: str, size: int) -> Tensor:
+    """A square table of numbers, null for those that are not known.
 
     Raises:
         ValueError: names the key of what is none.
     """
     try:
         filled = [[math.nan if value is None else value for value in row] for row in rows]
-        return torch.tensor(filled, dtype=torch.float64)
+        table = torch.tensor(filled, dtype=torch.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{key} is no table of numbers: {error}") from error
+        raise ValueError(f"{key} is no table of numbers") from error
+    if table.shape != (size, size):
+        raise ValueError(f"{key} must be a table of {size} x {size} numbers, got the shape {tuple(table.shape)}")
+    return table
 
 
 def _ranking(record: dict[str, Any], _: Path) -> Ranking:
     """The inverse of :meth:`otdd_flash.selection.rank.Ranking.to_dict`."""
-    known = [field.name for field in fields(RankedSet)]
+    kinds = _kinds(Ranking, "screening")
+    _require(record, kinds)
     candidates = []
-    for item in record["candidates"]:
+    for number, item in enumerate(record["candidates"]):
+        known = _kinds(RankedSet)
+        _require(item, known, f"candidates[{number}].")
         held = {key: item[key] for key in known}
         held["class_names"] = tuple(held["class_names"])
         held["coupling"] = torch.tensor(held["coupling"], dtype=torch.float64)
         candidates.append(RankedSet(**held))
-    kept = ("target", "level", "bootstrap", "epsilon", "seed", "options", "seconds")
     screening = record.get("screening")
     if screening is not None:
+        _require(screening, _kinds(RankScreening), "screening.")
         values = {name: math.nan if value is None else value for name, value in screening["values"].items()}
         own = {"screen": Screen(**screening["screen"]), "refined": tuple(screening["refined"]), "values": values}
         screening = RankScreening(**{**screening, **own})
-    return Ranking(
-        candidates=tuple(candidates), target_classes=tuple(record["target_classes"]),
-        failures=tuple(_failure(failure) for failure in record["failures"]), screening=screening,
-        **{key: record[key] for key in kept},
-    )  # fmt: skip
+    own = {"candidates": tuple(candidates), "target_classes": tuple(record["target_classes"]),
+           "failures": tuple(_failure(failure) for failure in record["failures"])}  # fmt: skip
+    return Ranking(**{**{key: record[key] for key in kinds}, **own}, screening=screening)
 
 
 def _failure(record: dict[str, Any]) -> Failure:
+    _require(record, _FAILURE, "failures.")
     return Failure(tuple(record["names"]), record["error"], record["message"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from otdd_flash.cli import data
 from otdd_flash.cli.main import main
 
 
@@ -30,6 +31,9 @@ def otdd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OTDD_TRACEBACK", raising=False)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    for library in ("HF_HUB", "HF_DATASETS"):  # the command sets them; here they go back
+        monkeypatch.setenv(f"{library}_DISABLE_PROGRESS_BARS", "1")
+    data._model.cache_clear()
 
     def run(*arguments: str) -> Outcome:
         code = main(arguments)

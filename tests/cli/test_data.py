@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from otdd_flash.data.features import Features
 
 Command = Callable[..., SimpleNamespace]
 RUN = ("device=cpu", "output=json", "strict=true")
+BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
 def distance(otdd: Command, *arguments: str) -> dict:
@@ -154,12 +156,45 @@ def test_a_torchvision_model_from_the_command_line(
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     untrained = models.get_model("resnet18", weights=None)
-    monkeypatch.setattr(models, "get_model", lambda name, weights, progress: untrained)
+    bars = []
+
+    def made(name: str, weights: object, progress: bool) -> torch.nn.Module:
+        bars.append(progress)
+        return untrained
+
+    monkeypatch.setattr(models, "get_model", made)
     arguments = ("source=digits", "target=digits", "target.classes=[0,1]", "max_samples=20", "features=torchvision",
                  "features.picture_size=[32,32]", f"features.cache={tmp_path / 'cache'}", "labels=means")  # fmt: skip
     record = distance(otdd, *arguments)
     assert record["features"]["embedders"]["source"] == ["torchvision:resnet18 at 32 x 32"]
     assert record["value"] > 0
+    assert bars == [False], "read once, without a bar on what is no terminal"
+
+
+def test_a_model_is_read_once_for_all_sets(otdd: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    untrained, made = models.get_model("resnet18", weights=None), []
+    monkeypatch.setattr(models, "get_model", lambda name, **_: made.append(name) or untrained)
+    sets = "datasets=[digits,{name:digits,classes:[0,1],as:two},{name:digits,classes:[2,3],as:others}]"
+    outcome = otdd("matrix", sets, "max_samples=20", "features=torchvision", "features.picture_size=[32,32]", *RUN)
+    assert outcome.code == 0, outcome.err
+    assert made == ["resnet18"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "terminal", "hidden"),
+    [((), False, True), ((), True, False), (("progress=true",), False, False), (("progress=false",), True, True)],
+)
+def test_foreign_bars_stay_off_what_is_no_terminal(
+    otdd: Command, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], terminal: bool, hidden: bool
+) -> None:
+    for name in BARS:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    outcome = otdd("distance", *RUN, "source=iris", "target=iris", "target.classes=[0]", "max_samples=20", *arguments)
+    assert outcome.code == 0, outcome.err
+    assert [name in os.environ for name in BARS] == [hidden] * 2
 
 
 def test_every_dataset_key_is_an_argument_of_load_or_an_option() -> None:

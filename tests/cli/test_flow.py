@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +99,77 @@ def test_a_folder_takes_one_flow(otdd: Command, tmp_path: Path) -> None:
     assert meanwhile.code == 1
     assert "another flow is running in part" in meanwhile.err
     assert otdd("flow", "resume=part", "steps=2").code == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_flow_names_resume(
+    otdd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    from otdd_flash.flows import SaveCheckpoint
+
+    save = SaveCheckpoint.__call__
+
+    def saved_then_stopped(self: SaveCheckpoint, flow: object, state: SimpleNamespace) -> None:
+        save(self, flow, state)
+        if state.step == 2:
+            signal.raise_signal(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SaveCheckpoint, "__call__", saved_then_stopped)
+        stopped = otdd("flow", *IRIS, "steps=4", "checkpoint_every=1", "hydra.run.dir='a part'")
+    assert stopped.code == code
+    (line,) = [line for line in stopped.err.splitlines() if "resume=" in line]
+    typed = line.partition(": otdd flow ")[2].removesuffix(" goes on from the last checkpoint")
+    assert "Traceback" not in stopped.err
+    rest = otdd("flow", *shlex.split(typed), "output=json")
+    assert rest.code == 0, rest.err
+    assert json.loads(rest.out)["steps"] == 4
+    assert otdd("flow", *IRIS, "steps=4", "output=json", "hydra.run.dir=whole").code == 0
+    assert torch.equal(flowed(tmp_path / "whole"), flowed(tmp_path / "a part"))
+
+
+def test_a_flow_that_keeps_no_files_has_nothing_to_resume(
+    otdd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert otdd("flow", *IRIS, "steps=1", "output.files=false").code == 0
+    monkeypatch.setattr("otdd_flash.flows.Flow.run", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    stopped = otdd("flow", *IRIS, "steps=1", "output.files=false")
+    assert (stopped.code, stopped.errors) == (130, ["otdd flow: error: interrupted"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_changed_by_hand_are_refused_by_their_key(otdd: Command, tmp_path: Path) -> None:
+    from otdd_flash.tensor_files import read_record, write_record
+
+    assert otdd("flow", *IRIS, "steps=1", "hydra.run.dir=part").code == 0
+    path = tmp_path / "part" / "settings.json"
+    settings = read_record(path)
+    for changed, word in ({**settings, "stepper": {"rate": "fast"}}, "fast"), ({**settings, "speed": 1}, "speed"):
+        write_record(changed, path)
+        outcome = otdd("flow", "resume=part", "steps=2")
+        assert outcome.code == 1
+        (line,) = outcome.errors
+        assert "settings.json holds no settings of otdd flow" in line
+        assert word in line
+
+
+def test_pictures_that_cannot_be_drawn_do_not_end_the_flow(
+    otdd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from otdd_flash.flows import Scatter
+
+    draw = Scatter._draw
+
+    def fails_later(self: Scatter, flow: object, state: SimpleNamespace) -> None:
+        if state.step:
+            raise RuntimeError("no such font")
+        draw(self, flow, state)
+
+    monkeypatch.setattr(Scatter, "_draw", fails_later)
+    outcome = otdd("flow", *IRIS[:-1], "steps=2", "pictures.every=1")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("no such font") == 1
+    assert (folder_of(tmp_path) / "flowed.safetensors").is_file()
 
 
 def test_damaged_settings_of_a_flow_are_refused(otdd: Command, tmp_path: Path) -> None:

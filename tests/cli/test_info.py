@@ -50,6 +50,7 @@ def test_nothing_is_found_where_there_is_nothing(tmp_path: Path, monkeypatch: py
     found = info.data_sets(str(tmp_path))
     assert found["usps"] == {}
     assert found["iris"] == {"all": "scikit-learn"}
+    assert list(tmp_path.iterdir()) == [], "looking makes no folders"
 
 
 def test_unknown_folder_is_an_error(otdd: Command) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,58 @@ def test_saved_runs(otdd: Command, tmp_path: Path) -> None:
     lost = otdd("report", "saved=nowhere")
     assert (lost.code, len(lost.errors)) == (1, 1)
     assert "nowhere is no file and no folder with result.json" in lost.errors[0]
+
+
+def test_what_was_computed_is_kept_before_the_page_is_drawn(
+    otdd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that cannot be drawn loses nothing: the numbers are told, and a later report takes the folders."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such font")
+
+    sets = "sets=[{name:iris,classes:[2],as:rest}]"
+    with monkeypatch.context() as patch:
+        patch.setattr("otdd_flash.reporting.report", broken)
+        outcome = otdd(*IRIS, sets, "report.bootstrap=10", "output=json", "hydra.run.dir='a run'")
+    assert outcome.code == 1
+    (error,) = outcome.errors
+    words, _, typed = error.partition('otdd report "')
+    assert words == "otdd report: error: no such font; what was computed is kept: "
+    record = json.loads(outcome.out)
+    assert record["file"] is None
+    assert record["results"][0]["title"] == "iris classes 0,1 -> iris"
+    (saved,) = shlex.split(f'"{typed}')
+    again = otdd("report", saved, "report.file=page.html", "output=json")
+    assert again.code == 0, again.err
+    values = [found.get("value") for found in json.loads(again.out)["results"]]
+    assert values == [found.get("value") for found in record["results"]]
+
+
+def test_a_page_without_a_place_is_refused(otdd: Command, tmp_path: Path) -> None:
+    outcome = otdd(*IRIS, "output.files=false")
+    assert outcome.code == 1
+    assert "output.files=false keeps no folder for the page: name its file, as report.file=" in outcome.errors[0]
+    given = ("report.bootstrap=0", "report.values=false", "report.file=page.html")
+    assert otdd(*IRIS, *given, "output.files=false").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_saved_file_changed_by_hand_is_named_with_its_key(otdd: Command, tmp_path: Path) -> None:
+    run = ("distance", "source=iris", "source.classes=[0,1]", "target=iris", *QUICK, "hydra.run.dir=run")
+    assert otdd(*run).code == 0
+    file = tmp_path / "run" / "result.json"
+    record = json.loads(file.read_text())
+    for key, wrong in ("value", "high"), ("seconds", [1]), ("names", None), ("class_counts", 3):
+        file.write_text(json.dumps({**record, key: wrong}))
+        outcome = otdd("report", "saved=run", "report.file=page.html")
+        assert outcome.code == 1
+        (line,) = outcome.errors
+        assert f"run/result.json is not a whole result of otdd distance: {key} is " in line
+    file.write_text(json.dumps({**record, "seconds": {"total": "long"}}))
+    outcome = otdd("report", "saved=run", "report.file=page.html")
+    assert outcome.code in (0, 1)
+    assert all("saved=run cannot be shown" in line for line in outcome.errors)
 
 
 def test_not_converged_exits_4_under_strict_with_the_page_written(otdd: Command, tmp_path: Path) -> None:

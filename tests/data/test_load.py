@@ -295,3 +295,14 @@ def test_a_name_that_is_no_string_and_a_size_beyond_reason_are_refused():
             load(name)
     with pytest.raises(ValueError, match=r"asks for 1000000000000 pixels a picture"):
         load("digits", resize=[10**6, 10**6])
+
+
+@pytest.mark.parametrize("name", ["caltech101", "caltech256"])
+def test_looking_for_a_set_makes_no_folder(name, empty_home):
+    """torchvision's classes of these sets make their folder before they look into it."""
+    pytest.importorskip("torchvision")
+    root = empty_home / "root"
+    root.mkdir()
+    with pytest.raises(FileNotFoundError, match="downloading is off"):
+        load(name, data_root=root, download=False)
+    assert list(root.iterdir()) == []

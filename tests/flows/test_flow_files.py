@@ -46,7 +46,7 @@ from otdd_flash.flows import (
     gradient_flow,
     transfer_check,
 )
-from otdd_flash.flows.pictures import image_grid
+from otdd_flash.flows.pictures import Tolerated, image_grid
 from otdd_flash.flows.transfer import class_map, knn_predict
 from otdd_flash.types import LabeledDataset
 
@@ -68,6 +68,27 @@ SOURCE, TARGET = blobs(1, 0.0), blobs(2, 4.0)
 
 class KilledError(Exception):
     """The process ends here."""
+
+
+class _Frames(Callback):
+    """A frame of one color a step, of the size given for it."""
+
+    def __init__(self, folder: Path, sizes: list[tuple[int, int]]) -> None:
+        self.folder, self.sizes = folder, sizes
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        from PIL import Image
+
+        color = (40 * state.step, 0, 0)
+        Image.new("RGB", self.sizes[state.step - 1], color).save(self.folder / f"images_{state.step}.png")
+
+
+class _Broken(Callback):
+    drawn = 0
+
+    def __call__(self, flow: Flow, state: FlowState) -> None:
+        self.drawn += 1
+        raise RuntimeError("no such font")
 
 
 class _Count(Callback):
@@ -278,10 +299,9 @@ def test_a_video_decodes_to_its_frames(tmp_path: Path) -> None:
 def test_a_video_of_odd_sides(tmp_path: Path) -> None:
     imageio = pytest.importorskip("imageio.v2")
     pytest.importorskip("imageio_ffmpeg")
-    image = pytest.importorskip("PIL.Image")
-    for i in range(3):
-        image.new("RGB", (33, 21), (80 * i, 0, 0)).save(tmp_path / f"images_{i}.png")
-    gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[Animation(tmp_path / "flow.mp4", tmp_path)])
+    pytest.importorskip("PIL.Image")
+    film = Animation(tmp_path / "flow.mp4", tmp_path)
+    gradient_flow(SOURCE, QUADRATIC, steps=3, callbacks=[_Frames(tmp_path, [(33, 21)] * 3), film])
     with imageio.get_reader(tmp_path / "flow.mp4") as reader:
         frames = list(reader.iter_data())
     assert len(frames) == 3 + 7
@@ -332,12 +352,40 @@ def test_an_encoder_that_leaves_no_film_is_an_error(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "images_0.png"]
 
 
-def test_frames_of_two_flows_in_one_folder_are_refused(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for i in range(2):
-        image.new("RGB", (4 + i, 4)).save(tmp_path / f"images_{i}.png")
+def test_frames_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    frames, film = _Frames(tmp_path, [(4, 4), (5, 4)]), Animation(tmp_path / "a.gif", tmp_path)
     with pytest.raises(ValueError, match=r"have the sizes \[\(4, 4\), \(5, 4\)\]: give each flow its folder"):
-        gradient_flow(SOURCE, QUADRATIC, steps=1, callbacks=[Animation(tmp_path / "a.gif", tmp_path)])
+        gradient_flow(SOURCE, QUADRATIC, steps=2, callbacks=[frames, film])
+
+
+def test_frames_of_an_earlier_flow_do_not_join_the_film(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    film = Animation(tmp_path / "a.gif", tmp_path)
+    for steps in (5, 3):  # the frames of steps 4 and 5 stay in the folder
+        gradient_flow(SOURCE, QUADRATIC, steps=steps, callbacks=[_Frames(tmp_path, [(4, 4)] * steps), film])
+        assert image.open(film.path).n_frames == steps
+    assert len(list(tmp_path.glob("images_*.png"))) == 5
+
+
+def test_the_film_of_a_resumed_flow_has_the_frames_before_it(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path, film = tmp_path / "checkpoint.safetensors", Animation(tmp_path / "a.gif", tmp_path)
+    frames = _Frames(tmp_path, [(4, 4)] * 6)
+    flow = Flow(QUADRATIC, stepper=Euler(0.25))
+    with pytest.raises(KilledError):
+        flow.run(SOURCE, steps=6, callbacks=[SaveCheckpoint(path, every=2), _NoFinish(path), frames, KillAt(5)])
+    assert len(list(tmp_path.glob("images_*.png"))) == 5
+    flow.run(SOURCE, steps=6, callbacks=[frames, film], resume=Checkpoint.load(path))
+    assert image.open(film.path).n_frames == 6
+
+
+def test_a_drawing_that_fails_is_given_up_and_the_flow_goes_on(tmp_path: Path) -> None:
+    drawing = _Broken()
+    with pytest.warns(UserWarning, match="_Broken is given up, the flow goes on: no such font") as seen:
+        result = gradient_flow(SOURCE, QUADRATIC, steps=3, callbacks=[Tolerated(drawing)])
+    assert len(seen) == 1
+    assert (result.steps, drawing.drawn) == (3, 1)
 
 
 @pytest.mark.parametrize("channels", [2, 4])

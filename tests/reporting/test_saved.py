@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ def write(folder: Path, name: str, task: str | None, record: dict[str, Any]) -> 
     file = folder / name
     file.write_text(json.dumps(record if task is None else {"task": task, **record}, allow_nan=False))
     return folder
+
+
+def refusal(folder: Path) -> str | None:
+    """Why a file is not read."""
+    try:
+        load_saved(folder)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def test_matrix_and_ranking_come_back_whole(results: Results, tmp_path: Path) -> None:
@@ -81,9 +91,9 @@ def test_values_have_all_but_their_pictures(results: Results, tmp_path: Path) ->
         ("{", "is not a result of otdd"),
         ("[]", "its task is None"),
         ('{"task": "check"}', "its task is 'check', not distance, values, matrix, rank"),
-        ('{"task": "rank", "candidates": [{}]}', "is not a whole result of otdd rank: KeyError 'name'"),
-        ('{"task": "distance", "names": ["a", "b"]}', "is not a whole result of otdd distance: KeyError 'n'"),
-        ('{"task": "matrix", "names": 3}', "is not a whole result of otdd matrix: TypeError"),
+        ('{"task": "rank", "candidates": [{}]}', "is not a whole result of otdd rank: it has no target"),
+        ('{"task": "distance", "names": ["a", "b"]}', "is not a whole result of otdd distance: it has no value"),
+        ('{"task": "matrix", "names": 3}', "is not a whole result of otdd matrix: names is 3, no list"),
     ],
 )
 def test_other_files_are_refused_by_name(content: str, message: str, tmp_path: Path) -> None:
@@ -96,12 +106,58 @@ def test_other_files_are_refused_by_name(content: str, message: str, tmp_path: P
 def test_a_number_that_is_missing_is_named(results: Results, tmp_path: Path) -> None:
     """All that the page shows is asked for when the file is read, not half way through the page."""
     whole = results.distance.to_dict()
-    for key in saved._NEEDED:
+    for key in saved._DISTANCE:
         folder = write(tmp_path, "result.json", "distance", {k: v for k, v in whole.items() if k != key})
-        with pytest.raises(ValueError, match=rf"result\.json is not a whole result of otdd distance: KeyError '{key}'"):
+        with pytest.raises(ValueError, match=rf"result\.json is not a whole result of otdd distance: it has no {key}"):
             load_saved(folder)
-    record = {k: v for k, v in whole.items() if k in saved._NEEDED}
+    record = {k: v for k, v in whole.items() if k in saved._DISTANCE}
     assert parse(render(write(tmp_path, "result.json", "distance", record))).section("distance").facts
+
+
+@pytest.mark.parametrize("task", ["distance", "values", "matrix", "rank"])
+def test_a_file_changed_by_hand_is_shown_or_refused_by_its_key(task: str, results: Results, tmp_path: Path) -> None:
+    """Every key of a file in turn lost, or something of another kind."""
+    result, name = {
+        "distance": (results.distance, "result.json"), "values": (results.values, "result.json"),
+        "matrix": (results.matrix, "matrix.json"), "rank": (results.ranking, "ranking.json"),
+    }[task]  # fmt: skip
+    if task == "values":
+        results.values.write(tmp_path / "values.jsonl")
+    whole = result.to_dict()
+    refused = set()
+    for key in whole:
+        for wrong in (None, True, "text", {"a": 1}, [1], ["a"], "lost"):
+            record = {k: wrong if k == key else v for k, v in whole.items() if k != key or wrong != "lost"}
+            folder = write(tmp_path, name, task, record)
+            message = refusal(folder)
+            if message is not None:
+                assert f"{name} is not a whole result of otdd {task}: " in message
+                assert key.rstrip("s") in message, (key, wrong)
+                assert "object" not in message
+                refused.add(key)
+    expected = {
+        "distance": {"value", "root", "names", "n", "m", "converged", "notes", "versions"},
+        "values": {"parts", "distance"},
+        "matrix": {"names", "values", "errors", "pairs", "failures", "sets", "epsilon", "options", "notes", "seconds"},
+        "rank": {"target", "target_classes", "candidates", "level", "bootstrap", "epsilon", "options", "failures"},
+    }  # fmt: skip
+    assert refused >= expected[task]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda record: record["values"].pop(), "values must be a table of 4 x 4 numbers"),
+        (lambda record: record["pairs"][0].update(source="nobody"), "pairs[0] is of nobody and "),
+        (lambda record: record["pairs"][1].update(converged="yes"), "pairs[1].converged is 'yes', no true or false"),
+        (lambda record: record["errors"][0].__setitem__(1, "x"), "errors is no table of numbers"),
+    ],
+)
+def test_an_entry_changed_by_hand_is_named(change: Any, words: str, results: Results, tmp_path: Path) -> None:
+    record = results.matrix.to_dict()
+    change(record)
+    with pytest.raises(ValueError, match="matrix.json is not a whole result of otdd matrix: " + re.escape(words)):
+        load_saved(write(tmp_path, "matrix.json", "matrix", record))
 
 
 def test_a_table_cut_short_is_named(results: Results, tmp_path: Path) -> None:
