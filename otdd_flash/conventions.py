@@ -24,7 +24,7 @@ from torch import Tensor
 from otdd_flash.checks import check_choice, check_fields, check_flag, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.labels import LabelDistances, class_samples
-from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
+from otdd_flash.labels.gaussian import moment_table
 from otdd_flash.labels.samples import ClassSample
 from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Execution
@@ -157,9 +157,9 @@ class _UnbiasedSample(ClassSample):
 def _moment_table(classes: Sequence[ClassSample], inner: str) -> Tensor:
     """``(c, c)`` table from class moments."""
     if inner == "means":
-        return means_table(classes)[0].sqrt().cpu()
+        return moment_table(classes, inner)[0].sqrt()
     unbiased = [_UnbiasedSample(c.x, c.index, c.weights, c.name) for c in classes]
-    return (gaussian_table if inner == "gaussian" else gaussian_diag_table)(unbiased)[0].cpu()
+    return moment_table(unbiased, inner)[0]
 
 
 def _schedule_value(

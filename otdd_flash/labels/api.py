@@ -15,7 +15,7 @@ from otdd_flash.arguments import check_sides
 from otdd_flash.checks import check_callable, check_path, check_tensor, check_type
 from otdd_flash.labels.cache import cache_path, check_writable, keep, load_cached
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn, sinkhorn_table
-from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
+from otdd_flash.labels.gaussian import MOMENT_METHODS, moment_table
 from otdd_flash.labels.names import ClassNames, names_table
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
 from otdd_flash.labels.tables import LabelDistances
@@ -23,9 +23,8 @@ from otdd_flash.sinkhorn import Progress
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
-METHODS = ("means", "gaussian_diag", "gaussian", "sinkhorn")
+METHODS = (*MOMENT_METHODS, "sinkhorn")
 """Label distances between the samples of classes, by name; ``names`` is one between what they are called."""
-_MOMENT_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
 
 _HASHED_ELEMENTS = 1 << 22  # 32 MiB of float64 rows at a time
 
@@ -165,7 +164,7 @@ def _distinct_table(
     elif method == "sinkhorn":
         table, certificate = sinkhorn_table(distinct, settings, progress)
     else:
-        table, certificate = _MOMENT_TABLES[method](distinct)
+        table, certificate = moment_table(distinct, method)
     table = table.to("cpu", torch.float64)
     if not bool(torch.isfinite(table).all()):
         i, j = (~torch.isfinite(table)).nonzero()[0].tolist()
@@ -189,18 +188,19 @@ def _distinct(classes: Sequence[ClassSample]) -> tuple[list[ClassSample], list[i
 
 
 def _keys(classes: Sequence[ClassSample]) -> list[tuple[int, int]]:
-    """Size and hash of the first row of each class: the same for equal classes, seldom for others."""
-    keys: list[tuple[int, int]] = []
+    """Size and hash of the first row of each class: the same for equal classes, seldom for others.
+
+    The host reads all hashes at once.
+    """
+    hashes: list[Tensor] = []
     for _, group in itertools.groupby(classes, key=lambda sample: id(sample.x)):
         samples = list(group)
         x, rows = samples[0].x, torch.stack([sample.index[0] for sample in samples])
         factors = 2 * torch.arange(x.shape[1], device=x.device) + 1
-        hashes: list[int] = []
         for part in rows.split(max(1, _HASHED_ELEMENTS // max(x.shape[1], 1))):
             bits = (x[part].to(torch.float64) + 0.0).view(torch.int64)  # -0.0 equals 0.0 and must hash like it
-            hashes += (bits * factors).sum(1).tolist()  # integers wrap: one value whatever the order of the sum
-        keys += [(sample.n, value) for sample, value in zip(samples, hashes, strict=True)]
-    return keys
+            hashes.append((bits * factors).sum(1))  # integers wrap: one value whatever the order of the sum
+    return list(zip((sample.n for sample in classes), torch.cat(hashes).tolist(), strict=True))
 
 
 def _same(p: ClassSample, q: ClassSample) -> bool:

@@ -14,6 +14,7 @@ has none, in directions that a class of many samples lacks, it is the subgradien
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.labels.gaussian import nuclear_norms, pair_batches, polar_factor
+from otdd_flash.labels.nuclear import Pair, nuclear_pairs, polar_factor, product_batches
 from otdd_flash.labels.samples import ClassSample
 
 _Sides = tuple[Sequence[ClassSample], Sequence[ClassSample]]
@@ -97,17 +98,29 @@ class _Gradient(torch.autograd.Function):
 def _distances(factors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
     """Squared Bures distances of the pairs with a wanted member."""
     traces = torch.stack([factor.square().sum() for factor in factors])
-    table = traces[:, None] + traces[None, :] - 2 * nuclear_norms(factors, wanted)
+    table = traces[:, None] + traces[None, :]
+    if pairs := _pairs(factors, wanted):
+        rows, columns = torch.tensor(pairs, device=table.device).T
+        norms = nuclear_pairs(factors, pairs)
+        table[rows, columns] -= 2 * norms
+        table[columns, rows] -= 2 * norms
     return table.fill_diagonal_(0.0)
+
+
+def _pairs(factors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Pair]:
+    """All pairs with a wanted member once, the factor of lower rank first."""
+    order = sorted(range(len(factors)), key=lambda i: factors[i].shape[0])
+    return [(i, j) for i, j in itertools.combinations(order, 2) if wanted[i] or wanted[j]]
 
 
 def _pulls(factors: Sequence[Tensor], weight: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """Half the derivative of ``sum_i<j weight_ij B_ij`` by each wanted factor."""
     total = weight.sum(1)
     pulls = [total[p] * factor for p, factor in enumerate(factors)]
-    for i, others, products in pair_batches(factors, wanted):
-        for j, turn in zip(others, _turns(products), strict=True):
-            turn = turn[:, : factors[j].shape[0]]
+    pairs = _pairs(factors, wanted)
+    for positions, products in product_batches(factors, pairs):
+        for (i, j), padded in zip((pairs[p] for p in positions), _turns(products), strict=True):
+            turn = padded[: factors[i].shape[0], : factors[j].shape[0]]
             if wanted[i]:
                 pulls[i] -= weight[i, j] * (turn @ factors[j])
             if wanted[j]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from otdd_flash.checks import check_fields, check_flag, check_number, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels.samples import ClassSample
-from otdd_flash.ops import make_operator
+from otdd_flash.ops import Problem, make_operator
 from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
+from otdd_flash.sinkhorn.batch import own_frames
 from otdd_flash.sinkhorn.divergence import rounding_of
 from otdd_flash.sinkhorn.terms import Term, combine
 
@@ -86,16 +87,8 @@ def sinkhorn_table(
         return torch.zeros(c, c, dtype=torch.float64), {"epsilon": 0.0, "mean_cost": mean_cost, "converged": True}
     pairs = list(itertools.combinations(range(c), 2))
     selves = [(i, i) for i in range(c)] if settings.debiased else []
-    cost = DotProductCost.build([PointCloud(sample.points, sample.weights) for sample in classes])
-    how = settings.execution
-    operator = make_operator(
-        cost, pairs + selves, epsilon=epsilon, backend=how.backend, precision=how.precision, memory=how.memory,
-        memory_budget=how.memory_budget, deterministic=how.deterministic,
-        tol=settings.options.tol,
-    )  # fmt: skip
     terms = entry_terms(pairs, c if selves else 0)
-    solution = solve(operator, epsilon, settings.options, terms=terms, progress=progress)
-    warn_unconverged(solution, classes)
+    solution = solve_classes(classes, pairs + selves, replace(settings, epsilon=epsilon), terms, progress)
     bounds = [combine(term, solution.dual, solution.primal) for term in terms]
     certificate = {
         "epsilon": epsilon,
@@ -105,11 +98,37 @@ def sinkhorn_table(
         "iterations": int(solution.iterations.max()),
         "gap": max(bound.gap for bound in bounds),
         "error": max(bound.error for bound in bounds) + rounding_of(solution, terms[0]),
-        "backend": operator.info.backend,
-        "precision": operator.info.precision,
-        "memory": operator.info.memory,
+        "backend": solution.operator.info.backend,
+        "precision": solution.operator.info.precision,
+        "memory": solution.operator.info.memory,
     }
     return entries(solution.dual, pairs, c), certificate
+
+
+def solve_classes(
+    classes: Sequence[ClassSample], problems: Sequence[Problem], settings: LabelSinkhorn, terms: Sequence[Term],
+    progress: Progress | None = None,
+) -> Solution:  # fmt: skip
+    """Class problems at the settings' absolute epsilon, in one batch; says which ones are not converged.
+
+    Args:
+        classes: of one feature width and device.
+        problems: positions of two classes each.
+        settings: an absolute epsilon, solver, execution.
+        terms: the values that are made of the problems.
+        progress: called with (stage, passes, worst marginal error).
+    """
+    assert settings.epsilon is not None
+    clouds = [PointCloud(sample.points, sample.weights) for sample in classes]
+    how = settings.execution
+    operator = make_operator(
+        DotProductCost.build(own_frames(clouds, problems)), problems, epsilon=settings.epsilon, backend=how.backend,
+        precision=how.precision, memory=how.memory, memory_budget=how.memory_budget, deterministic=how.deterministic,
+        tol=settings.options.tol,
+    )  # fmt: skip
+    solution = solve(operator, settings.epsilon, settings.options, terms=terms, progress=progress)
+    _warn_unconverged(solution, classes)
+    return solution
 
 
 def mean_class_cost(classes: Sequence[ClassSample]) -> float:
@@ -135,7 +154,7 @@ def entries(values: Tensor, pairs: list[tuple[int, int]], c: int) -> Tensor:
     return table
 
 
-def warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:
+def _warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:
     """Say which class pairs missed the tolerance."""
     if bool(solution.converged.all()):
         return

@@ -7,137 +7,103 @@
 With ``S = F^T F`` the last trace is the nuclear norm of ``F F'^T``: no matrix square root is taken, nothing can turn
 imaginary, rank-deficient covariances are no special case, and a class of ``n_c < d`` samples enters as its centred
 rows, ``||Z Z'^T||_nuclear / sqrt(n n')``.
+
+Source: Dowson and Landau (1982); Alvarez-Melis and Fusi (2020), equation 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from otdd_flash.labels.nuclear import Pair, nuclear_pairs, relative_error
 from otdd_flash.labels.samples import ClassSample
 
-_BATCH_BYTES = 1 << 27
-_QUINTIC_STEPS, _CUBIC_STEPS = 15, 6
-_FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
+MOMENT_METHODS = ("means", "gaussian_diag", "gaussian")
+_CHUNK_ELEMENTS = 1 << 23  # 64 MiB of float64 differences at a time
 
 
-def means_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
-    """``(c, c)`` squared distances of class means, and the certificate."""
-    means = torch.stack([sample.mean for sample in classes])
-    return _squared_distances(means), {"error": _rounding(means.square().sum(1), means.shape[1])}
+def moment_table(classes: Sequence[ClassSample], method: str) -> tuple[Tensor, dict[str, Any]]:
+    """``(c, c)`` squared distances between classes, on the host, and the certificate; see :func:`moment_tables`."""
+    return moment_tables([classes], method)[0]
 
 
-def gaussian_diag_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
-    """``(c, c)`` squared Wasserstein distances of Gaussians with diagonal covariances, and the certificate."""
-    moments = torch.stack([torch.cat([sample.mean, sample.variance.sqrt()]) for sample in classes])
-    return _squared_distances(moments), {"error": _rounding(moments.square().sum(1), moments.shape[1])}
-
-
-def gaussian_table(classes: Sequence[ClassSample]) -> tuple[Tensor, dict[str, Any]]:
-    """``(c, c)`` squared Wasserstein distances of Gaussians with full covariances, and the certificate.
-
-    Source: Dowson and Landau (1982); Alvarez-Melis and Fusi (2020), equation 7.
-    """
-    means = torch.stack([sample.mean for sample in classes])
-    factors = [sample.factor for sample in classes]
-    traces = torch.stack([factor.square().sum() for factor in factors])
-    table = _squared_distances(means) + traces[:, None] + traces[None, :] - 2 * nuclear_norms(factors)
-    ranks = [factor.shape[0] for factor in factors]
-    error = _rounding(means.square().sum(1) + traces, means.shape[1] + max(ranks))
-    if table.device.type != "cpu":
-        unit = torch.finfo(_product_dtype(table.device)).eps
-        error += 2 * max(ranks) * max(unit, 1e-8) * float(traces.max())
-    return table.fill_diagonal_(0.0), {"error": error, "ranks": ranks}
-
-
-def nuclear_norms(factors: Sequence[Tensor], wanted: Sequence[bool] | None = None) -> Tensor:
-    """``(c, c)`` nuclear norms of ``F_i F_j^T``, in batches of pairs of like rank.
+def moment_tables(groups: Sequence[Sequence[ClassSample]], method: str) -> list[tuple[Tensor, dict[str, Any]]]:
+    """One table a group: symmetric ``(c, c)`` float64 squared distances within it, on the host, and its certificate.
 
     Args:
-        factors: ``c`` matrices ``(r_i, d)``, float64.
-        wanted: of which factors all pairs are wanted; the entries of other pairs are zero. Default all.
-
-    Returns:
-        Symmetric ``(c, c)`` float64 table; the diagonal is ``tr F_i F_i^T``.
+        groups: classes of one feature width and device.
+        method: one of :data:`MOMENT_METHODS`.
     """
-    table = torch.diag(torch.stack([factor.square().sum() for factor in factors]))
-    for i, others, products in pair_batches(factors, wanted or [True] * len(factors)):
-        norms = _nuclear_norm(products)
-        table[i, others] = norms
-        table[others, i] = norms
-    return table
+    classes = [sample for group in groups for sample in group]
+    ends = list(itertools.accumulate((len(group) for group in groups), initial=0))
+    inner = [list(itertools.combinations(range(*span), 2)) for span in itertools.pairwise(ends)]
+    values = iter(moment_entries(classes, list(itertools.chain(*inner)), method).cpu().split([len(p) for p in inner]))
+    errors = _errors(groups, method)
+    out = []
+    for group, error in zip(groups, errors, strict=True):
+        table = torch.zeros(len(group), len(group), dtype=torch.float64)
+        rows, columns = torch.triu_indices(len(group), len(group), 1)
+        table[rows, columns] = table[columns, rows] = next(values)
+        certificate: dict[str, Any] = {"error": error}
+        if method == "gaussian":
+            certificate["ranks"] = [sample.factor.shape[0] for sample in group]
+        out.append((table, certificate))
+    return out
 
 
-def pair_batches(factors: Sequence[Tensor], wanted: Sequence[bool]) -> Iterator[tuple[int, list[int], Tensor]]:
-    """All pairs with a wanted member once, as ``i``, some ``j`` and the products ``F_i F_j^T`` of these.
+def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method: str) -> Tensor:
+    """``(P,)`` squared distances of pairs of classes, float64, on their device.
 
-    Products ``(B, r_i, r)`` are padded with zero columns, which add no singular value; ``r_i`` is the least rank.
+    Args:
+        classes: of one feature width and device.
+        pairs: positions of two classes each.
+        method: one of :data:`MOMENT_METHODS`.
     """
-    order = sorted(range(len(factors)), key=lambda i: factors[i].shape[0])
-    for position, i in enumerate(order):
-        others = [j for j in order[position + 1 :] if wanted[i] or wanted[j]]
-        for chunk in _chunks(others, factors):
-            stack = pad_sequence([factors[j] for j in chunk], batch_first=True)
-            yield i, chunk, factors[i] @ stack.mT
+    if not pairs:
+        return torch.zeros(0, dtype=torch.float64)
+    device = classes[0].x.device
+    first, second = torch.tensor(pairs, device=device).T
+    values = _squared_distances(_points(classes, method), first, second)
+    if method == "gaussian":
+        traces = torch.stack([sample.factor.square().sum() for sample in classes])
+        norms = nuclear_pairs([sample.factor for sample in classes], pairs)
+        values += traces[first] + traces[second] - 2 * norms
+    return values
 
 
-def _nuclear_norm(matrices: Tensor) -> Tensor:
-    """Sum of singular values of each matrix ``(B, p, q)``, ``p <= q``."""
-    if matrices.shape[1] == 0:
-        return matrices.new_zeros(matrices.shape[0])
-    if matrices.device.type == "cpu":
-        return torch.linalg.svdvals(matrices).sum(1)
-    return _polar_nuclear_norm(matrices.to(_product_dtype(matrices.device))).to(matrices.dtype)
+def _points(classes: Sequence[ClassSample], method: str) -> Tensor:
+    """``(c, d)`` means, or ``(c, 2 d)`` means and standard deviations."""
+    if method == "gaussian_diag":
+        return torch.stack([torch.cat([sample.mean, sample.variance.sqrt()]) for sample in classes])
+    return torch.stack([sample.mean for sample in classes])
 
 
-def _polar_nuclear_norm(matrices: Tensor) -> Tensor:
-    """``|M|_* = <U, M>`` with the polar factor ``U``, for GPUs."""
-    return (polar_factor(matrices) * matrices).sum((1, 2))
+def _squared_distances(points: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``(P,)`` squared distances taken from differences: never negative, zero on equal points."""
+    size = max(1, _CHUNK_ELEMENTS // max(points.shape[1], 1))
+    parts = zip(first.split(size), second.split(size), strict=True)
+    return torch.cat([(points[i] - points[j]).square().sum(1) for i, j in parts])
 
 
-def polar_factor(matrices: Tensor) -> Tensor:
-    """The orthogonal factor ``U`` of ``M = U (M^T M)^1/2`` by Newton-Schulz: matrix products only.
-
-    Odd polynomials drive every singular value towards one. The quintic triples small ones a step and leaves all in
-    about ``[0.7, 1.2]``; the cubic then converges quadratically. A value below ``1e-8`` of the Frobenius norm may end
-    below one: in ``<U, M>`` it is then counted too low, by no more than itself.
-    """
-    norms = torch.linalg.matrix_norm(matrices).clamp_min(torch.finfo(matrices.dtype).tiny)
-    x = matrices / norms[:, None, None]
-    for _ in range(_QUINTIC_STEPS):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    for _ in range(_CUBIC_STEPS):
-        x = 1.5 * x - 0.5 * (x @ x.mT) @ x
-    return x
-
-
-def _product_dtype(device: torch.device) -> torch.dtype:
-    """Float64 where the GPU multiplies such matrices at full rate, else float32."""
-    return torch.float64 if torch.cuda.get_device_capability(device) in _FAST_FLOAT64 else torch.float32
-
-
-def _chunks(indices: list[int], factors: Sequence[Tensor]) -> list[list[int]]:
-    """``indices``, sorted by rank, cut so that each padded stack stays within the byte budget."""
-    chunks: list[list[int]] = []
-    for j in indices:
-        rank, width = factors[j].shape
-        if chunks and (len(chunks[-1]) + 1) * rank * width * 8 <= _BATCH_BYTES:
-            chunks[-1].append(j)
-        else:
-            chunks.append([j])
-    return chunks
-
-
-def _squared_distances(points: Tensor) -> Tensor:
-    """``(c, c)`` squared distances taken from differences: never negative, zero on equal points."""
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
-
-
-def _rounding(scale: Tensor, terms: int) -> float:
-    """Bound of the absolute rounding error of sums of ``terms`` products of size ``scale``, in units of the cost."""
-    return float(torch.finfo(torch.float64).eps * terms * 2 * scale.max())
+def _errors(groups: Sequence[Sequence[ClassSample]], method: str) -> list[float]:
+    """Bound of the absolute error of the entries of each group, in units of the cost; one look from the host."""
+    scales = []
+    for group in groups:
+        square = _points(group, method).square().sum(1)
+        if method != "gaussian":
+            scales.append(torch.stack([square.max(), torch.zeros_like(square[0])]))
+            continue
+        traces = torch.stack([sample.factor.square().sum() for sample in group])
+        scales.append(torch.stack([(square + traces).max(), traces.max()]))
+    errors = []
+    for group, (scale, trace) in zip(groups, torch.stack(scales).tolist(), strict=True):
+        ranks = [sample.factor.shape[0] for sample in group] if method == "gaussian" else [0]
+        terms = group[0].x.shape[1] * (2 if method == "gaussian_diag" else 1) + max(ranks)
+        rounding = torch.finfo(torch.float64).eps * terms * 2 * scale
+        errors.append(rounding + 2 * trace * relative_error(group[0].x.device, ranks))
+    return errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,6 +130,17 @@ def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
         ClassSample(x, index, weights[index] / weights[index].sum(), f"{dataset.name}/{name}")
         for index, name in zip(groups, dataset.class_names, strict=True)
     ]
+
+
+def stacked(groups: Sequence[Sequence[ClassSample]]) -> tuple[list[ClassSample], list[int]]:
+    """The classes of all groups one after the other, a repeated group once; and where each group begins."""
+    classes: list[ClassSample] = []
+    begin: dict[int, int] = {}
+    for group in groups:
+        if id(group) not in begin:
+            begin[id(group)] = len(classes)
+            classes += group
+    return classes, [begin[id(group)] for group in groups]
 
 
 def check_pair(source: LabeledDataset, target: LabeledDataset) -> None:

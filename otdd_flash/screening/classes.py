@@ -17,7 +17,7 @@ from otdd_flash.checks import check_choice, check_number
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels import class_samples
-from otdd_flash.labels.gaussian import gaussian_diag_table, gaussian_table, means_table
+from otdd_flash.labels.gaussian import MOMENT_METHODS, moment_table
 from otdd_flash.ops import make_operator
 from otdd_flash.screening.sliced import check_widths
 from otdd_flash.sinkhorn import SolverOptions, solve
@@ -27,7 +27,6 @@ from otdd_flash.types import LabeledDataset
 
 MomentMethod = Literal["means", "gaussian_diag", "gaussian"]
 
-_TABLES = {"means": means_table, "gaussian_diag": gaussian_diag_table, "gaussian": gaussian_table}
 _SMALL_PROBLEMS = SolverOptions(tol=1e-4, max_iterations=2000)
 RELATIVE_EPSILON = 0.01
 
@@ -67,13 +66,13 @@ def moment_distances(
         ValueError: an unknown label distance, or sets of different width.
     """
     datasets = check_datasets("datasets", datasets)
-    check_choice("label_distance", label_distance, tuple(_TABLES))
+    check_choice("label_distance", label_distance, MOMENT_METHODS)
     feature_weight = check_number("feature_weight", feature_weight, closed=True)
     label_weight = check_number("label_weight", label_weight, closed=True)
     relative_epsilon = check_number("relative_epsilon", relative_epsilon)
     check_widths(datasets)
     classes = [sample for data in datasets for sample in class_samples(data)]
-    table = (feature_weight + label_weight) * _TABLES[label_distance](classes)[0]
+    table = (feature_weight + label_weight) * moment_table(classes, label_distance)[0].to(classes[0].x.device)
     return class_transport(table, [class_masses(data) for data in datasets], relative_epsilon=relative_epsilon)
 
 

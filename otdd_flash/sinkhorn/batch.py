@@ -78,7 +78,7 @@ def sinkhorn_batch(
         return []
     normalise = options.balanced
     clouds, sides = _distinct_clouds(pairs, normalise=normalise)
-    cost = DotProductCost.build(_own_frames(clouds, sides))
+    cost = DotProductCost.build(own_frames(clouds, sides))
     batch = _Batch([], {})
     members: list[tuple[DotProductCost, Term]] = []
     for k, (i, j) in enumerate(sides):
@@ -172,7 +172,7 @@ def _identity(values: Tensor) -> tuple[Any, ...]:
     return values.data_ptr(), tuple(values.shape), values.stride(), values.dtype
 
 
-def _own_frames(clouds: list[PointCloud], sides: list[Problem]) -> list[PointCloud]:
+def own_frames(clouds: list[PointCloud], sides: Sequence[Problem]) -> list[PointCloud]:
     """The clouds, each group that is compared within itself moved to its own mean where the groups lie far apart.
 
     A cost is centred once, and points far from the centre lose digits: clouds that are never compared need no common
@@ -199,7 +199,7 @@ def _radius(cloud: PointCloud, center: Tensor) -> Tensor:
     return torch.where(cloud.weights != 0, (cloud.points - center).square().sum(1), 0.0).amax()
 
 
-def _groups(count: int, sides: list[Problem]) -> list[int]:
+def _groups(count: int, sides: Sequence[Problem]) -> list[int]:
     """The connected component of each cloud in the graph of pairs, named by its first cloud."""
     root = list(range(count))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash import from_arrays, load
-from otdd_flash.labels import class_samples, gaussian, label_distances
+from otdd_flash.labels import class_samples, label_distances, nuclear
 
 
 def rng(seed: int) -> torch.Generator:
@@ -157,12 +157,13 @@ def test_constant_columns_and_far_from_origin() -> None:
 
 def test_batches_of_pairs_do_not_change_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = [torch.randn(r, 9, generator=rng(r)).double() for r in (1, 4, 9, 0, 3, 9)]
-    whole = gaussian.nuclear_norms(factors)
-    monkeypatch.setattr(gaussian, "_BATCH_BYTES", 1)
-    assert torch.allclose(gaussian.nuclear_norms(factors), whole, rtol=1e-13)
-    for i, p in enumerate(factors):
-        for j, q in enumerate(factors):
-            assert float(whole[i, j]) == pytest.approx(float(torch.linalg.svdvals(p @ q.T).sum()), rel=1e-12)
+    pairs = [(i, j) for i in range(6) for j in range(6)]
+    whole = nuclear.nuclear_pairs(factors, pairs)
+    monkeypatch.setattr(nuclear, "_BATCH_BYTES", 1)
+    assert torch.allclose(nuclear.nuclear_pairs(factors, pairs), whole, rtol=1e-13)
+    for (i, j), norm in zip(pairs, whole.tolist(), strict=True):
+        expected = torch.linalg.svdvals(factors[i] @ factors[j].T).sum()
+        assert norm == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_polar_form_equals_singular_values() -> None:
@@ -172,8 +173,8 @@ def test_polar_form_equals_singular_values() -> None:
     matrices[2] *= torch.logspace(0, -9, 30, dtype=torch.float64)[:, None]
     matrices[3] = 0
     expected = torch.linalg.svdvals(matrices).sum(1)
-    torch.testing.assert_close(gaussian._polar_nuclear_norm(matrices), expected, rtol=1e-8, atol=1e-12)
-    single = gaussian._polar_nuclear_norm(matrices.float()).double()
+    torch.testing.assert_close(nuclear.polar_nuclear_norm(matrices), expected, rtol=1e-8, atol=1e-12)
+    single = nuclear.polar_nuclear_norm(matrices.float()).double()
     torch.testing.assert_close(single, expected, rtol=2e-5, atol=1e-12)
 
 
