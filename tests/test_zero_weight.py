@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -308,3 +309,22 @@ def test_data_sets_leave_such_rows_out() -> None:
     options = otdd.DistanceOptions(label_distance="means")
     ends = [otdd.gradient_flow(*pair, steps=2, options=options).data.x for pair in (mine, theirs)]
     same(*ends)
+
+
+@pytest.mark.parametrize("label_distance", ["gaussian", "gaussian_diag", "means", "sinkhorn"])
+def test_a_class_without_mass_is_not_there(label_distance: str) -> None:
+    side, target = padded(12, 0, 5, NEAR), padded(9, 1, 0, NEAR)
+    classes = torch.arange(12) % 2
+    y = torch.full((17,), 2)
+    y[side.kept] = classes
+    whole = otdd.LabeledDataset(side.x, y, ("0", "1", "2"), side.a, name="a")
+    alone = otdd.from_arrays(side.own, classes, weights=side.weights, name="a")
+    other = otdd.from_arrays(target.own, torch.arange(9) % 2, name="b")
+    calls: list[Callable[[otdd.LabeledDataset], float]] = [
+        lambda data: otdd.dataset_distance(data, other, label_distance=label_distance, tol=1e-8).value,
+        lambda data: float(otdd.pairwise([data, other], label_distance=label_distance, tol=1e-8).values[0, 1]),
+        lambda data: otdd.rank([data], other, label_distance=label_distance, bootstrap=0, tol=1e-8).candidates[0].value,
+        lambda data: otdd.moment_distance(data, other),
+    ]
+    for call in calls:
+        assert call(whole) == pytest.approx(call(alone), rel=1e-6)

@@ -133,6 +133,7 @@ def solve_classes(
 
 def mean_class_cost(classes: Sequence[ClassSample]) -> float:
     """Mean over pairs of different classes of the mean squared distance between their samples, from the moments."""
+    classes = [sample for sample in classes if sample.present]
     c = len(classes)
     if c < 2:
         return 0.0

@@ -29,12 +29,14 @@ class ClassSample:
         index: ``(n_c,)`` rows of the class.
         weights: ``(n_c,)`` float64.
         name: of data set and class, for messages.
+        present: the class has mass in its data set; one without is weighted uniformly and has no part in averages.
     """
 
     x: Tensor
     index: Tensor
     weights: Tensor
     name: str
+    present: bool = True
 
     @property
     def n(self) -> int:
@@ -123,12 +125,15 @@ class ClassSample:
 def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
     """The classes of ``dataset`` in the order of their ids."""
     order = torch.argsort(dataset.y, stable=True)
-    weights = dataset.normalised_weights
     groups = order.split(dataset.class_counts.tolist())
+    held = [dataset.normalised_weights[index] for index in groups]
+    masses = torch.stack([weights.sum() for weights in held])
     x = dataset.x.detach()
     return [
-        ClassSample(x, index, weights[index] / weights[index].sum(), f"{dataset.name}/{name}")
-        for index, name in zip(groups, dataset.class_names, strict=True)
+        ClassSample(x, index, weights / mass if mass else torch.full_like(weights, 1 / len(index)), name, mass > 0)
+        for index, weights, mass, name in zip(
+            groups, held, masses.tolist(), (f"{dataset.name}/{name}" for name in dataset.class_names), strict=True
+        )
     ]
 
 

@@ -56,12 +56,14 @@ class Moments:
         mass = torch.zeros(len(samples), dtype=torch.float64, device=dataset.x.device)
         mass.index_add_(0, dataset.y, dataset.normalised_weights)
         deviations = variances.sqrt()
-        mean, deviation = mass @ means, mass @ deviations
+        mean, deviation, spread = mass @ means, mass @ deviations, variances.sum(1)
         apart = torch.stack([mass @ (v - m).square().sum(1) for v, m in ((means, mean), (deviations, deviation))])
+        present = mass > 0
+        means, variances = means[present], variances[present]
         centre = means.mean(0)
         values = (
-            mean, apart[0] + mass @ variances.sum(1), torch.cat([mean, deviation]), apart, centre,
-            (means - centre).square().sum(), variances.sum(), torch.tensor(float(len(samples)), dtype=torch.float64),
+            mean, apart[0] + mass @ spread, torch.cat([mean, deviation]), apart, centre,
+            (means - centre).square().sum(), variances.sum(), present.sum().to(torch.float64),
         )  # fmt: skip
         return cls(*(value.cpu() for value in values))
 

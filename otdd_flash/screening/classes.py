@@ -87,9 +87,11 @@ def class_transport(table: Tensor, masses: Sequence[Tensor], *, relative_epsilon
 
     Args:
         table: ``(c, c)`` float64 cost between all classes, group after group.
-        masses: of the classes of each group.
+        masses: of the classes of each group; a class without mass is left out.
         relative_epsilon: as a fraction of the mean of ``table``.
     """
+    present = torch.cat(list(masses)) > 0
+    table, masses = table[present][:, present], [mass[mass > 0] for mass in masses]
     epsilon, k = relative_epsilon * float(table.mean()), len(masses)
     out = torch.zeros(k, k, dtype=torch.float64)
     if epsilon == 0:

@@ -201,7 +201,7 @@ def select(
     search = search or SearchOptions()
     options = settled("select", options, overrides, DEFAULT_OPTIONS)
     stacked, sources, source_of = stack(pool)
-    stacked, target, options = prepare(stacked, target, options)
+    stacked, target, options = prepare(_present(stacked), _present(target), options)
     count = count_of(n_to_select, stacked.n)
     kept = stacked.ids if stacked.ids is not None else torch.arange(stacked.n)
     source_of, row_of = source_of[0][kept.cpu()], source_of[1][kept.cpu()]
@@ -222,6 +222,12 @@ def select(
         steps=relaxed.steps, exchanges=exchanges, pool=stacked, sources=sources, source_of=source_of, row_of=row_of,
         result=result,
     )  # fmt: skip
+
+
+def _present(side: LabeledDataset) -> LabeledDataset:
+    """The samples that have weight: the others can neither be chosen nor be looked for."""
+    absent = side.normalised_weights <= 0
+    return side.subset(~absent) if bool(absent.any()) else side
 
 
 def _bound(relaxed: Weighted, constraints: Constraints, quotas: list[int]) -> float:

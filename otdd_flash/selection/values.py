@@ -11,7 +11,7 @@ positive value means that more of such a sample takes the pool away from the tar
 Scaling down only the samples of its own class keeps the class masses, and tells a bad sample from one of a class that
 is over-represented or hard:
 
-    v_i^class = (h_i - mean_{own class} h) / (1 - a_i / a(own class))           the mean weighted, 0 for a class of one
+    v_i^class = (h_i - mean_{own class} h) / (1 - a_i / a(own class))           the mean weighted, 0 for all of a class
 
 The same gradient of the divergence without labels (same points, same epsilon) is the *feature part*; what remains of
 the total is the *label part*, which is how mislabelled samples are told from odd ones.
@@ -40,6 +40,8 @@ PARTS = ("total", "features", "labels")
 
 # A tenth of the mean cost blurs single samples, a hundredth makes the duals noisy.
 DEFAULT_OPTIONS = DistanceOptions(relative_epsilon=0.03)
+
+_ALONE = 1e-10  # of the mass of its group, that others have: with less the mean is the sample itself but for rounding
 
 
 @plain_torch_methods
@@ -86,11 +88,10 @@ class SampleValues:
 
     def by_class(self, part: Part = "total") -> dict[str, float]:
         """Weighted mean score of each class: positive where the pool has too much of it, or of the wrong kind."""
-        scores, a, y = self.scores(part), self.pool.normalised_weights, self.pool.y
-        sums, mass = (torch.zeros(self.pool.num_classes, dtype=a.dtype, device=a.device) for _ in range(2))
-        sums.index_add_(0, y, a * scores)
-        mass.index_add_(0, y, a)
-        return dict(zip(self.pool.class_names, (sums / mass).tolist(), strict=True))
+        scores, y = self.scores(part), self.pool.y
+        sums = torch.zeros(self.pool.num_classes, dtype=scores.dtype, device=scores.device)
+        sums.index_add_(0, y, _shares(self.pool.normalised_weights, y) * scores)
+        return dict(zip(self.pool.class_names, sums.tolist(), strict=True))
 
     def columns(self) -> dict[str, list[Any]]:
         """The table of samples, worst first: row, id, class, weight, every part overall and within the class."""
@@ -173,11 +174,17 @@ def weight_gradient(result: DistanceResult) -> Tensor:
     return result.potentials.f - selves[0]
 
 
-def _calibrate(h: Tensor, a: Tensor, group: Tensor) -> Tensor:
-    """``(h_i - mean of the group) / (1 - share of i in the group)``; zero where a sample is its whole group."""
+def _shares(a: Tensor, group: Tensor) -> Tensor:
+    """``(n,)`` each sample's part of the mass of its group, which is even in a group without mass."""
     count = int(group.max()) + 1
-    mass = torch.zeros(count, dtype=a.dtype, device=a.device).index_add_(0, group, a)
-    mean = torch.zeros_like(mass).index_add_(0, group, a * h) / mass.clamp_min(torch.finfo(a.dtype).tiny)
-    alone = torch.bincount(group, minlength=count)[group] == 1
-    rest = torch.where(alone, 1.0, 1.0 - a / mass[group])
-    return torch.where(alone, 0.0, (h - mean[group]) / rest)
+    mass = torch.zeros(count, dtype=a.dtype, device=a.device).index_add_(0, group, a)[group]
+    size = torch.bincount(group, minlength=count)[group]
+    return torch.where(mass > 0, a / mass, 1.0 / size)
+
+
+def _calibrate(h: Tensor, a: Tensor, group: Tensor) -> Tensor:
+    """``(h_i - mean of the group) / (1 - share of i in the group)``; zero where a sample is all but its whole group."""
+    share = _shares(a, group)
+    mean = torch.zeros(int(group.max()) + 1, dtype=a.dtype, device=a.device).index_add_(0, group, share * h)
+    rest = 1.0 - share
+    return torch.where(rest <= _ALONE, 0.0, (h - mean[group]) / rest)

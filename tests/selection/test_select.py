@@ -100,6 +100,18 @@ def test_pool_weights_enter() -> None:
     assert found.dataset.normalised_weights.tolist() == pytest.approx(found.weights.tolist())
 
 
+def test_samples_without_weight_are_not_there() -> None:
+    pool, target = mixture(30, 0.5, 0), mixture(20, 0.3, 1)
+    held = [i for i in range(30) if i % 3]
+    weights = torch.tensor([float(i % 3 > 0) for i in range(30)], dtype=torch.float64)
+    padded = otdd.select(replace(pool, weights=weights / weights.sum()), target, 6, search=QUICK)
+    alone = otdd.select(pool.subset(held), target, 6, search=QUICK)
+    assert padded.rows() == alone.rows()
+    assert padded.value == pytest.approx(alone.value, rel=1e-6)
+    with pytest.raises(ValueError, match="20 samples"):
+        otdd.select(replace(pool, weights=weights / weights.sum()), target, 21)
+
+
 def test_several_sources() -> None:
     left, right = mixture(40, 0.0, 0), mixture(40, 1.0, 1)
     right = replace(right.subset(range(10, 40)), name="right")

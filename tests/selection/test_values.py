@@ -61,6 +61,22 @@ def test_calibration_by_hand() -> None:
     assert list(found.gradients) == ["total"], "without labels there are no parts"
 
 
+@pytest.mark.parametrize("mass", [[1, 0, 0, 0], [1, 1e-17, 1e-17, 1e-17], [1, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1e-18, 0]])
+def test_scores_are_finite_where_few_samples_hold_the_mass(mass: list[float], tmp_path) -> None:
+    x = torch.randn(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.tensor(mass, dtype=torch.float64)
+    pool = replace(otdd.from_arrays(x, [0, 0, 1, 1]), weights=weights / weights.sum())
+    found = otdd.values(pool, blobs(9, 1, classes=2, d=2))
+    for within_class in (False, True):
+        scores = found.scores(within_class=within_class)
+        assert scores.isfinite().all()
+        if mass[1] < 1:  # the first sample is all but its whole group
+            assert float(scores[0]) == 0 or (mass[2] == 1 and not within_class)
+    assert sorted(found.by_class()) == ["0", "1"]
+    found.write(tmp_path / "scores.jsonl")
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
 def test_scores_balance_out() -> None:
     found = otdd.values(blobs(12, 0), blobs(9, 1))
     a = found.pool.normalised_weights
