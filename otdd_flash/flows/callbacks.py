@@ -59,7 +59,7 @@ class Progress(Callback):
 class Metrics(Callback):
     """A CSV line a step: step, value, rate, speed, event, seconds, and what the objective records.
 
-    After a resume the lines of steps that are made again are replaced.
+    After a resume the lines of steps that are made again are replaced, and one that a full disk cut off is left out.
 
     Args:
         path: of the file.
@@ -80,7 +80,8 @@ class Metrics(Callback):
         lines: list[dict[str, Any]] = []
         if state.step and path.exists():
             with path.open(newline="", encoding="utf-8") as file:
-                lines = [line for line in csv.DictReader(file) if int(line["step"]) < state.step]
+                whole = (line for line in file if line.endswith("\n"))  # "1" may be the beginning of "12"
+                lines = [line for line in csv.DictReader(whole) if int(line["step"]) < state.step]
         with replacing(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._names, extrasaction="ignore")
             writer.writeheader()

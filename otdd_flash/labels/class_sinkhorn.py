@@ -84,7 +84,7 @@ def sinkhorn_table(
     mean_cost = mean_class_cost(classes)
     epsilon = settings.epsilon if settings.epsilon is not None else settings.relative_epsilon * mean_cost
     if epsilon == 0.0 or c < 2:  # fewer than two classes, or all samples of all classes in one point
-        return torch.zeros(c, c, dtype=torch.float64), {"epsilon": 0.0, "mean_cost": mean_cost, "converged": True}
+        return torch.zeros(c, c, dtype=torch.float64), {"epsilon": epsilon, "mean_cost": mean_cost, "converged": True}
     pairs = list(itertools.combinations(range(c), 2))
     selves = [(i, i) for i in range(c)] if settings.debiased else []
     terms = entry_terms(pairs, c if selves else 0)

@@ -189,6 +189,23 @@ def test_metrics_hold_every_step_once_also_after_a_resume(tmp_path: Path) -> Non
     assert {"rate", "speed", "event", "classes", "seconds", "converged", "iterations"} <= set(found[0])
 
 
+def test_a_line_of_metrics_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path, checkpoint = tmp_path / "metrics.csv", tmp_path / "checkpoint.safetensors"
+    flow = Flow(QUADRATIC, stepper=Euler(0.1))
+    flow.run(SOURCE, steps=11, callbacks=[Metrics(path), SaveCheckpoint(checkpoint)])
+    whole = path.read_bytes()
+    last = whole.rstrip().rfind(b"\n") + 1
+    flow.run(SOURCE, steps=12, callbacks=[Metrics(tmp_path / "all.csv")])
+    steps = [line["step"] for line in lines(tmp_path / "all.csv")]
+    # within the step "11" and behind it, within the value, before the line's end, and within the header
+    for end in (last + 1, last + 3, last + 8, len(whole) - 2, len(whole) - 1, 3):
+        path.write_bytes(whole[:end])
+        flow.run(SOURCE, steps=12, callbacks=[Metrics(path)], resume=Checkpoint.load(checkpoint))
+        found = lines(path)
+        assert [line["step"] for line in found] == (steps if end > 3 else steps[11:])
+        assert all(float(line["value"]) >= 0 for line in found)
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows of a folder."""
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from otdd_flash import from_arrays, load, reference
+from otdd_flash import dataset_distance, from_arrays, load, reference
 from otdd_flash.errors import NotConvergedWarning
 from otdd_flash.labels import LabelSinkhorn, class_samples, class_sinkhorn, label_distances
 from otdd_flash.sinkhorn import Execution, SolverOptions
@@ -130,6 +130,17 @@ def test_nothing_to_solve() -> None:
     assert float(label_distances(data, data, method="sinkhorn").source_target) == 0.0
     two = from_arrays(x, [0, 0, 1, 1, 1, 1])
     assert not label_distances(two, two, method="sinkhorn").joint().any()
+
+
+def test_one_class_against_itself_is_at_distance_zero() -> None:
+    one = ragged(0, [12])
+    # nothing is solved: there are no two classes whose distance could give an epsilon
+    for given, epsilon in ((None, 0.0), (0.3, 0.3)):
+        found = dataset_distance(one, one, label_distance="sinkhorn", label_epsilon=given)
+        assert found.value == 0
+        assert found.label_distances.joint().tolist() == [[0.0, 0.0], [0.0, 0.0]]
+        assert found.label_distances.certificate["epsilon"] == epsilon
+        assert found.label_distances.converged
 
 
 @pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": -1.0}, {"relative_epsilon": float("nan")}])
