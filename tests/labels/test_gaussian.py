@@ -159,7 +159,7 @@ def test_batches_of_pairs_do_not_change_the_norms(monkeypatch: pytest.MonkeyPatc
     factors = [torch.randn(r, 9, generator=rng(r)).double() for r in (1, 4, 9, 0, 3, 9)]
     pairs = [(i, j) for i in range(6) for j in range(6)]
     whole = nuclear.nuclear_pairs(factors, pairs)
-    monkeypatch.setattr(nuclear, "_BATCH_BYTES", 1)
+    monkeypatch.setitem(nuclear._BATCH_BYTES, "cpu", 1)
     assert torch.allclose(nuclear.nuclear_pairs(factors, pairs), whole, rtol=1e-13)
     for (i, j), norm in zip(pairs, whole.tolist(), strict=True):
         expected = torch.linalg.svdvals(factors[i] @ factors[j].T).sum()
@@ -173,9 +173,52 @@ def test_polar_form_equals_singular_values() -> None:
     matrices[2] *= torch.logspace(0, -9, 30, dtype=torch.float64)[:, None]
     matrices[3] = 0
     expected = torch.linalg.svdvals(matrices).sum(1)
-    torch.testing.assert_close(nuclear.polar_nuclear_norm(matrices), expected, rtol=1e-8, atol=1e-12)
+    exact = (nuclear.polar_factor(matrices) * matrices).sum((1, 2))
+    torch.testing.assert_close(exact, expected, rtol=1e-8, atol=1e-12)
+    mixed = nuclear.polar_nuclear_norm(matrices)
+    assert (mixed <= expected * (1 + 1e-12)).all()  # a lower bound
+    torch.testing.assert_close(mixed, expected, rtol=nuclear._HALF_ERROR, atol=1e-12)
     single = nuclear.polar_nuclear_norm(matrices.float()).double()
     torch.testing.assert_close(single, expected, rtol=2e-5, atol=1e-12)
+
+
+def _spectra() -> dict[str, Tensor]:
+    """Products as they occur and as they may occur at worst, ``(p, q)``."""
+    p, q, d = 60, 80, 120
+    left, right = torch.randn(p, d, generator=rng(20)).double(), torch.randn(q, d, generator=rng(21)).double()
+    falling = torch.logspace(0, -6, p, dtype=torch.float64)[:, None]
+    positive = torch.rand(p + q, d, generator=rng(22), dtype=torch.float64)
+    return {
+        "flat": left @ right.T,
+        "falling rows": (falling * left) @ right.T,
+        "falling on both sides": (falling * left) @ (torch.logspace(0, -4, q, dtype=torch.float64)[:, None] * right).T,
+        "hidden fall": rotation(p, 23) @ (falling * left) @ right.T,
+        "one large value": positive[:p] @ positive[p:].T,
+        "rank one": torch.outer(torch.ones(p, dtype=torch.float64), right @ left[0]),
+        "low rank": left[:, :9] @ right[:, :9].T,
+        "orthogonal": rotation(q, 24)[:p],
+        "covariance": left @ left.T,
+        "one entry": left[:1, :1],
+        "tiny": 1e-150 * (left @ right.T),
+        "huge": 1e150 * (left @ right.T),
+    }
+
+
+@pytest.mark.parametrize("name", _spectra())
+def test_half_precision_products_stay_within_the_stated_error(name: str) -> None:
+    """The CPU multiplies what GPUs do: operands of ten bits, sums in float32."""
+    matrix = _spectra()[name]
+    expected = float(torch.linalg.svdvals(matrix).sum())
+    found = float(nuclear.polar_nuclear_norm(matrix[None])[0])
+    allowed = nuclear._HALF_ERROR + min(matrix.shape) * 1e-8
+    assert expected * (1 - allowed) <= found <= expected * (1 + 1e-12)
+
+
+def test_half_precision_is_what_the_products_are_made_in() -> None:
+    """The same as float64 throughout would mean that nothing is saved."""
+    matrix = _spectra()["flat"][None]
+    exact = (nuclear.polar_factor(matrix) * matrix).sum()
+    assert 1e-8 < 1 - float(nuclear.polar_nuclear_norm(matrix)[0] / exact) < nuclear._HALF_ERROR / 2
 
 
 def test_eigen_factor_gives_the_covariance() -> None:
