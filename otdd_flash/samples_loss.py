@@ -8,7 +8,7 @@ the same problem instead.
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -120,12 +120,12 @@ class SamplesLoss(nn.Module):
         """
         a, x, b, y = self._arguments(args)
         batched = x.dim() == 3
-        measures = _measures(a, x, b, y)
-        settings = self._settings(x, y, measures)
+        measures, facts = _measures(a, x, b, y)
+        settings = self._settings(measures, facts)
         out = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float32
         if self.potentials:
             with torch.no_grad():
-                _, dual = evaluate(measures, settings)
+                dual = evaluate(measures, settings).dual
             pair = tuple((s if batched else s[0]).to(out) for s in combined(dual, settings))
             return pair[0], pair[1]
         value = SinkhornLoss.apply(measures.x, measures.a, measures.y, measures.b, settings).to(out)
@@ -157,25 +157,25 @@ class SamplesLoss(nn.Module):
         _check_tensors({"a": a, "x": x, "b": b, "y": y})
         return a, x, b, y
 
-    def _settings(self, x: Tensor, y: Tensor, measures: Measures) -> LossSettings:
-        sides = ((x, measures.a), (y, measures.b))
-        box = _diameter(*(points.detach().reshape(*weights.shape, -1)[weights > 0] for points, weights in sides))
+    def _settings(self, measures: Measures, facts: _Facts) -> LossSettings:
+        rho = self._rho(facts)
+        if rho is None and facts.unequal > 1e-2:  # float16 weights may sum to 1.002
+            raise _unequal_masses(measures)
         return LossSettings(
-            epsilon=self.blur**2, unbalanced=self.reach is not None, rho=self._rho(box, measures), debias=self.debias,
-            schedule=tuple(averaged_schedule(self.diameter or box, self.blur, self.scaling)), tol=self.tol,
+            epsilon=self.blur**2, unbalanced=self.reach is not None, rho=rho, debias=self.debias,
+            schedule=tuple(averaged_schedule(self.diameter or facts.diameter, self.blur, self.scaling)), tol=self.tol,
             max_iterations=self.max_iterations, memory=_MEMORY[self.backend], precision=self.precision,
+            largest=facts.extent**2 / 2, positive=facts.positive,
         )  # fmt: skip
 
-    def _rho(self, box: float, measures: Measures) -> float | None:
-        """Strength of the penalty; ``None`` where potentials, of the size of ``box^2``, are nothing beside it.
+    def _rho(self, facts: _Facts) -> float | None:
+        """Strength of the penalty; ``None`` where potentials, of the size of ``diameter^2``, are nothing beside it.
 
         Between equal masses that is the balanced problem; between others no limit exists.
         """
         if self.reach is None:
             return None
-        masses = torch.stack([measures.a.detach().sum(1), measures.b.detach().sum(1)])
-        equal = bool(((masses[0] - masses[1]).abs() <= 1e-6 * masses.amax(0)).all())
-        if self.reach > _STIFF * max(self.blur, box) and equal:
+        if self.reach > _STIFF * max(self.blur, facts.diameter) and facts.unequal <= 1e-6:
             return None
         if self.reach > _HUGE:
             raise ValueError(f"reach={self.reach} is too large for unequal masses: normalise the weights, or lower it")
@@ -230,7 +230,7 @@ def _check_tensors(given: dict[str, Tensor | None]) -> None:
             check_tensor(name, value)
 
 
-def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measures:
+def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> tuple[Measures, _Facts]:
     """The checked batch; conversions stay on the autograd tape, so that gradients return in each input's dtype."""
     if x.dim() not in (2, 3) or x.dim() != y.dim() or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
         raise ValueError(
@@ -243,16 +243,15 @@ def _measures(a: Tensor | None, x: Tensor, b: Tensor | None, y: Tensor) -> Measu
         raise ValueError(f"points and weights must be on one device, got {sorted(map(str, devices))}")
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
     points = [(p if p.dim() == 3 else p[None]).to(dtype) for p in (x, y)]
-    for name, side in zip("xy", points, strict=True):
-        if not bool(torch.isfinite(side).all()):
-            raise ValueError(f"{name} holds NaN or infinity")
     weights = [_weights(w, p, name) for w, p, name in zip((a, b), (x, y), ("a", "b"), strict=True)]
+    plain = [p.detach() for p in points], [w.detach() for w in weights]
+    facts = _Facts.look(*plain, given=a is not None or b is not None)
     # one shift a pair, kept off the tape: the loss does not depend on it, and float32 keeps its digits
-    shares = [(w.detach() / w.detach().sum(1, keepdim=True))[:, None] for w in weights]
-    means = [s @ p.detach().to(torch.float64) for s, p in zip(shares, points, strict=True)]
-    centre = (means[0] + means[1]) / 2
-    points = [p - centre.to(dtype) for p in points]
-    return Measures(points[0], weights[0], points[1], weights[1])
+    shares = [(w / w.sum(1, keepdim=True))[:, None] for w in plain[1]]
+    means = [s @ p.to(torch.float64) for s, p in zip(shares, plain[0], strict=True)]
+    centre = ((means[0] + means[1]) / 2).to(dtype)
+    points = [p - centre for p in points]
+    return Measures(points[0], weights[0], points[1], weights[1]), facts
 
 
 def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
@@ -263,21 +262,71 @@ def _weights(weights: Tensor | None, points: Tensor, name: str) -> Tensor:
         return uniform if points.dim() == 3 else uniform[None]
     if weights.shape not in (shape, (*shape, 1)):
         raise ValueError(f"weights {name} must have shape {tuple(shape)}, got {tuple(weights.shape)}")
-    weights = weights.reshape(-1, shape[-1]).to(torch.float64)
-    total = weights.detach().sum(1)
-    if not bool((weights >= 0).all()) or not bool(((total > 0) & (total < float("inf"))).all()):
-        raise ValueError(f"weights {name} must be non-negative and finite, with a positive sum for every measure")
-    return weights
+    return weights.reshape(-1, shape[-1]).to(torch.float64)
 
 
-def _diameter(x: Tensor, y: Tensor) -> float:
-    """Diagonal of the bounding box of both sides' points, in the points' own precision as GeomLoss takes it."""
-    both = torch.cat([x, y])
-    both = both.to(torch.promote_types(both.dtype, torch.float32))
-    diameter = float((both.amax(0) - both.amin(0)).norm())
-    largest = torch.finfo(both.dtype).max ** 0.5
-    if not diameter < min(largest, _HUGE):
-        raise ValueError(
-            f"x and y lie {diameter:g} apart, squared beyond {both.dtype} (at most {largest:.3g}): rescale the points"
-        )
-    return diameter
+class _Facts(NamedTuple):
+    """What the host needs to know about a batch before anything is launched.
+
+    Args:
+        diameter: diagonal of the bounding box of the points with weight, in their precision as GeomLoss has it.
+        extent: the same for all points.
+        unequal: largest difference between the masses of a pair, as a fraction of the larger.
+        positive: no weight is zero.
+    """
+
+    diameter: float
+    extent: float
+    unequal: float
+    positive: bool
+
+    @classmethod
+    def look(cls, points: list[Tensor], weights: list[Tensor], *, given: bool) -> _Facts:
+        """Check the batch, with one wait for the device.
+
+        Raises:
+            ValueError: NaN or infinity, weights that are none, points too far apart for their dtype.
+        """
+        flat = [p.flatten(0, 1) for p in points]
+        ends = [(p.amin(0), p.amax(0)) for p in flat]
+        seen = [torch.stack(pair).isfinite().all() for pair in ends] + [_diagonal(ends)]
+        if given:
+            totals = [w.sum(1) for w in weights]
+            seen += [fact for w, t in zip(weights, totals, strict=True) for fact in (w.amin(), t.amin(), t.amax())]
+            seen.append(((totals[0] - totals[1]).abs() / torch.maximum(*totals)).amax())
+            inside = [w.flatten()[:, None] > 0 for w in weights]
+            seen.append(_diagonal([(torch.where(i, p, torch.inf).amin(0), torch.where(i, p, -torch.inf).amax(0))
+                                   for i, p in zip(inside, flat, strict=True)]))  # fmt: skip
+        finite_x, finite_y, extent, *rest = torch.stack([fact.to(torch.float64) for fact in seen]).tolist()
+        for name, finite in (("x", finite_x), ("y", finite_y)):
+            if not finite:
+                raise ValueError(f"{name} holds NaN or infinity")
+        for name, (least, low, high) in zip("ab", (rest[:3], rest[3:6]), strict=True) if given else ():
+            if not (least >= 0 and low > 0 and high < float("inf")):
+                raise ValueError(
+                    f"weights {name} must be non-negative and finite, with a positive sum for every measure"
+                )
+        unequal, diameter = rest[6:] if given else (0.0, extent)
+        dtype = points[0].dtype
+        largest = torch.finfo(dtype).max ** 0.5
+        if not diameter < min(largest, _HUGE):
+            raise ValueError(
+                f"x and y lie {diameter:g} apart, squared beyond {dtype} (at most {largest:.3g}): rescale the points"
+            )
+        return cls(diameter, extent, unequal, not given or min(rest[0], rest[3]) > 0)
+
+
+def _diagonal(ends: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Length of the diagonal of the box around some boxes, each ``(lowest, highest)`` coordinates ``(d,)``."""
+    (low, high), (low_y, high_y) = ends
+    return (torch.maximum(high, high_y) - torch.minimum(low, low_y)).norm()
+
+
+def _unequal_masses(measures: Measures) -> ValueError:
+    """Hard constraints that no plan can meet."""
+    masses = torch.stack([measures.a.detach().sum(1), measures.b.detach().sum(1)])
+    worst = int((masses[0] - masses[1]).abs().argmax())
+    return ValueError(
+        f"balanced transport needs equal masses, got {float(masses[0, worst]):g} and {float(masses[1, worst]):g}: "
+        "normalise the weights, or give a reach"
+    )

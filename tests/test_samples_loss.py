@@ -135,6 +135,46 @@ def test_memory_mode_does_not_change_the_number(backend: str) -> None:
     assert_near(otdd.SamplesLoss(blur=0.05, backend=backend)(*inputs).double(), expected, 1e-4)
 
 
+@pytest.mark.parametrize("shape", [(None, 30, 40, 3), (3, 20, 20, 8), (1, 1, 1, 2)])
+@pytest.mark.parametrize("reach", [None, 0.6])
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
+def test_stored_costs_give_what_blocks_give(
+    shape: tuple, reach: float | None, debias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Values, all gradients and potentials of small problems, with unequal masses where a reach allows them."""
+    a, x, b, y = measures(*shape, weighted=True, dtype=dtype)
+    inputs = (a if reach is None else 1.5 * a, x, b, y)
+    settings = {"blur": 0.1, "reach": reach, "debias": debias}
+    small, large = (otdd.SamplesLoss(**settings, backend=backend) for backend in ("tensorized", "online"))
+    (value, found), (expected, gradients) = evaluated(small, inputs), evaluated(large, inputs)
+    assert_near(value, expected, tolerance)
+    for p, q in zip(found, gradients, strict=True):
+        assert_near(p, q, 10 * tolerance)
+    for p, q in zip(*(otdd.SamplesLoss(**settings, backend=k, potentials=True)(*inputs)
+                      for k in ("tensorized", "online")), strict=True):  # fmt: skip
+        assert_near(p, q, 10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_cold_start_has_sums_that_need_a_running_maximum(dtype: torch.dtype) -> None:
+    """Clouds a thousand blurs apart, and a schedule that starts at the blur."""
+    x, y = measures(None, 20, 25, 2, weighted=False, dtype=dtype)
+    settings = {"blur": 0.01, "diameter": 0.01, "debias": False}
+    expected = geomloss.SamplesLoss(**settings)(x.double(), y.double() + 10)
+    assert_near(otdd.SamplesLoss(**settings)(x, y + 10).double(), expected, 1e-5)
+
+
+def test_only_what_is_asked_for_has_a_gradient() -> None:
+    a, x, b, y = measures(None, 12, 15, 2, weighted=True)
+    _, everything = evaluated(otdd.SamplesLoss(blur=0.1), (a, x, b, y))
+    for k in range(4):
+        inputs = [t.clone().requires_grad_(k == position) for position, t in enumerate((a, x, b, y))]
+        otdd.SamplesLoss(blur=0.1)(*inputs).backward()
+        torch.testing.assert_close(inputs[k].grad, everything[k], rtol=0, atol=0)
+        assert all(t.grad is None for position, t in enumerate(inputs) if position != k)
+
+
 def test_given_diameter_and_far_clouds() -> None:
     x, y = measures(None, 20, 25, 2, weighted=False)
     settings = {"blur": 0.05, "diameter": 4.0, "scaling": 0.7}

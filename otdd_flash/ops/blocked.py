@@ -22,12 +22,12 @@ from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Pr
 from otdd_flash.torch_mode import plain_torch_methods
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
-_SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
+SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
 _BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 _ABSORPTION_LIMIT = 8.0  # how far, in epsilons, potentials may move before the stored plan is formed anew
 # Entries of a plan below are dropped before it is multiplied: subnormal numbers make matrix products ten times slower.
 _SMALLEST_ENTRY = {torch.float32: 1e-30, torch.float64: 1e-290}
-_FLOAT32_RANGE = 2048.0  # cost / epsilon above which float32 exponents lose the fourth digit
+FLOAT32_RANGE = 2048.0  # cost / epsilon above which float32 exponents lose the fourth digit
 
 
 @dataclass
@@ -115,7 +115,7 @@ class BlockedOperator:
         largest = max(cost.bound(i, j) for i, j in problems)
         if precision == "auto":
             precision = _auto_precision(cost, problems, largest, epsilon, tol)
-        if precision in _SCALES and not (largest == 0 or _SCALES[precision][0] < largest < _SCALES[precision][1]):
+        if precision in SCALES and not (largest == 0 or SCALES[precision][0] < largest < SCALES[precision][1]):
             raise ValueError(
                 f"costs up to {largest:g} are beyond what precision={precision!r} holds: rescale the features"
                 + (", or use precision='fp64'" if precision == "fp32" else "")
@@ -381,10 +381,10 @@ def _auto_precision(
     cost: DotProductCost, problems: Sequence[Problem], largest: float, epsilon: float, tol: float | None
 ) -> Precision:
     """Float64 for float64 data, and where costs, ``cost / epsilon`` or ``tol`` are beyond what float32 resolves."""
-    low, high = _SCALES["fp32"]
+    low, high = SCALES["fp32"]
     if cost.clouds[0].points.dtype == torch.float64 or not (largest == 0 or low < largest < high):
         return "fp64"
-    if largest > _FLOAT32_RANGE * epsilon:
+    if largest > FLOAT32_RANGE * epsilon:
         return "fp64"
     ratio = cost.means(problems).max() / epsilon
     return "fp32" if tol is None or tol >= 2 * float(marginal_resolution("fp32", ratio)) else "fp64"

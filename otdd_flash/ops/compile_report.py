@@ -17,15 +17,13 @@ from otdd_flash.ops.tuning import KernelConfig
 _POINTERS = {
     "tiles": "*fp32", "exponent": "*fp32", "table": "*fp32", "partial": "*fp32", "peak": "*fp32", "total": "*fp32",
     "u": "*fp32", "v": "*fp32", "high": "*fp16", "low": "*fp16", "mass": "*fp32", "out": "*fp32", "labels": "*i32",
-    "jobs": "*i64",
+    "jobs": "*i64", "costs": "*fp32", "points": "*fp32", "seen": "*fp32", "next_seen": "*fp32", "log_weights": "*fp64",
+    "old": "*fp64", "new": "*fp64", "potentials": "*fp64",
 }  # fmt: skip
 _SCALARS = {
-    "scale": "fp32",
-    "table_scale": "fp32",
-    "cost_scale": "fp32",
-    "slope": "fp32",
-    "out_pitch": "i32",
-    "out_split": "i32",
+    **dict.fromkeys(("scale", "table_scale", "cost_scale", "slope", "slope_hi", "slope_lo", "kept"), "fp32"),
+    **dict.fromkeys(("factor_hi", "factor_lo", "next_hi", "next_lo"), "fp32"),
+    **dict.fromkeys(("out_pitch", "out_split"), "i32"),
 }
 _OPERANDS = {"int8": "i8", "fp16": "fp16", "fp16x3": "fp16", "tf32": "fp32", "fp32": "fp32"}
 _ALIGNED = ("width", "main", "values_pitch", "out_pitch", "out_split")
@@ -70,6 +68,16 @@ def cases(arch: int, modes: tuple[str, ...] = tuple(_OPERANDS)) -> Iterator[tupl
                 yield "apply_plan", config, {"LABELS": False, "EXACT": exact}
             config = tuning.plan_tiles_config(mode, arch, stored=stored.block_n)
             yield "plan_tiles", config, {"LABELS": False, "EXACT": exact}
+        yield from _dense_cases()
+
+
+def _dense_cases() -> Iterator[tuple[str, KernelConfig, dict[str, Any]]]:
+    """The kernels of small problems, at a few sizes and widths."""
+    for size, width in ((512, 3), (2048, 64), (8192, 512)):
+        costs, step = tuning.dense_costs_config(width), tuning.dense_step_config(size)
+        yield "dense_costs", costs, {"OWN": True, "NARROW": width <= tuning.DENSE_NARROW}
+        yield "dense_step", step, {"ALIGNED": True}
+        yield "dense_pull", tuning.dense_pull_config(size, width), {"ALIGNED": True, "KINDS": 2}
 
 
 def compile_case(kernel: str, config: KernelConfig, constants: dict[str, Any], arch: int) -> Resources:

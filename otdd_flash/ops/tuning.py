@@ -52,6 +52,7 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
+DENSE_NARROW = 8  # features up to which costs of small problems are sums of squared differences
 WIDTH_MULTIPLE = 64  # operand widths are padded to this; every K step of a pointer configuration divides it
 
 _HOPPER = {  # mode: block_m, block_n, block_k, warps, stages
@@ -159,3 +160,21 @@ def caching_pays(mode: str, width: int) -> bool:
 def _has_tma(arch: int) -> bool:
     """Whether the bulk copy engine is there and this Triton can describe tensors to it."""
     return arch >= 90 and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+
+
+def dense_costs_config(width: int) -> KernelConfig:
+    """For ``dense_costs`` of points of ``width`` features."""
+    if width <= DENSE_NARROW:
+        return KernelConfig("fp32", 32, 32, 32, 4, 1)
+    return KernelConfig("fp32", 64, 64, 32, 8, 2)
+
+
+def dense_step_config(size: int) -> KernelConfig:
+    """For ``dense_step`` of ``size`` points: enough programs for every processor; 16 rows take many registers."""
+    return KernelConfig("fp32", 4 if size <= 1024 else 8, 256, 0, 4, 2)
+
+
+def dense_pull_config(size: int, width: int) -> KernelConfig:
+    """For ``dense_pull`` of ``size`` points of ``width`` features."""
+    chunk = min(max(16, 1 << (width - 1).bit_length()), 64)
+    return KernelConfig("fp32", 16 if size <= 2048 else 32, 32, 0, 4, 2, block_w=chunk)

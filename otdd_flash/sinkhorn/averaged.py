@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.ops.base import PlanOperator
+from otdd_flash.ops.dense import Step
 from otdd_flash.sinkhorn.penalty import Penalty
 
 _SMALLEST = 1e-290
@@ -44,6 +45,17 @@ def averaged_schedule(diameter: float, blur: float, scaling: float) -> list[floa
     return [diameter**2, *(math.exp(start + k * step) for k in range(count)), blur**2]
 
 
+def averaged_steps(schedule: Sequence[float], rho: float | None = None) -> list[Step]:
+    """The steps of a schedule: a full one from zero, half ones along it, a full one at its end.
+
+    Args:
+        schedule: epsilons in the order of the steps, the last one is the target.
+        rho: strength of the KL penalty on all marginals, in units of the cost; ``None`` for hard constraints.
+    """
+    epsilons = [(schedule[0], 0.0), *((epsilon, 0.5) for epsilon in schedule), (schedule[-1], 0.0)]
+    return [Step(epsilon, 1.0 if rho is None else 1.0 / (1.0 + epsilon / rho), kept) for epsilon, kept in epsilons]
+
+
 def averaged_sinkhorn(
     operator: PlanOperator, schedule: Sequence[float], rho: float | None = None
 ) -> AveragedPotentials:
@@ -54,12 +66,14 @@ def averaged_sinkhorn(
         schedule: epsilons in the order of the steps, the last one is the target.
         rho: strength of the KL penalty on all marginals, in units of the cost; ``None`` for hard constraints.
     """
-    f, g = torch.zeros_like(operator.a), torch.zeros_like(operator.b)
-    f, g = full_step(operator, f, g, schedule[0], rho)
-    for epsilon in schedule:
-        f_new, g_new = full_step(operator, f, g, epsilon, rho)
-        f, g = (f + f_new) / 2, (g + g_new) / 2
-    return AveragedPotentials(*full_step(operator, f, g, schedule[-1], rho), f, g)
+    f = f_before = torch.zeros_like(operator.a)
+    g = g_before = torch.zeros_like(operator.b)
+    for epsilon, _, kept in averaged_steps(schedule, rho):
+        f_before, g_before = f, g
+        f, g = full_step(operator, f, g, epsilon, rho)
+        if kept:
+            f, g = kept * f_before + (1 - kept) * f, kept * g_before + (1 - kept) * g
+    return AveragedPotentials(f, g, f_before, g_before)
 
 
 def full_step(operator: PlanOperator, f: Tensor, g: Tensor, epsilon: float, rho: float | None) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ With a reach the value is ``OT(a, b)`` of :mod:`otdd_flash.sinkhorn.penalty`. Ge
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
+from otdd_flash.ops.dense import DenseProblems, dense_problems
 from otdd_flash.sinkhorn.absent import filled
-from otdd_flash.sinkhorn.averaged import AveragedPotentials, averaged_sinkhorn, full_step
+from otdd_flash.sinkhorn.averaged import AveragedPotentials, averaged_sinkhorn, averaged_steps, full_step
 from otdd_flash.sinkhorn.divergence import Status, report_convergence
 from otdd_flash.sinkhorn.solver import SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term, combine
@@ -32,6 +33,7 @@ class LossSettings:
     """What one evaluation needs to know besides the measures.
 
     ``unbalanced`` says that a reach was given, ``rho`` is its square; ``None`` where it is none or too large to matter.
+    ``largest`` is a bound of all costs, and ``positive`` says that no weight is zero.
     """
 
     epsilon: float
@@ -43,6 +45,8 @@ class LossSettings:
     max_iterations: int
     memory: Memory
     precision: Precision
+    largest: float
+    positive: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +59,14 @@ class Measures:
     b: Tensor
 
 
+class Evaluation(NamedTuple):
+    """Values ``(B,)`` float64, potentials of the cross and, where debiased, the self problems, and stored costs."""
+
+    values: Tensor
+    dual: list[AveragedPotentials]
+    dense: DenseProblems | None = None
+
+
 class SinkhornLoss(torch.autograd.Function):
     """Values ``(B,)`` float64 with first-order gradients."""
 
@@ -62,10 +74,10 @@ class SinkhornLoss(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, a: Tensor, y: Tensor, b: Tensor, settings: LossSettings) -> Tensor:
         """The values; keeps the potentials."""
         measures = Measures(x, a, y, b)
-        values, dual = evaluate(measures, settings)
-        ctx.settings = settings
-        ctx.save_for_backward(x, a, y, b, *(t for side in dual for t in side))
-        return values
+        found = evaluate(measures, settings)
+        ctx.settings, ctx.dense = settings, found.dense
+        ctx.save_for_backward(x, a, y, b, *(t for side in found.dual for t in side))
+        return found.values
 
     @staticmethod
     @plain_torch
@@ -76,36 +88,29 @@ class SinkhornLoss(torch.autograd.Function):
         measures, settings = Measures(x, a, y, b), ctx.settings
         dual = [AveragedPotentials(*saved[k : k + 4]) for k in range(0, len(saved), 4)]
         wanted = ctx.needs_input_grad
-        points = _point_gradients(measures, dual, settings, (wanted[0], wanted[2]))
-        weights = _weight_gradients(measures, dual, settings)
+        points: list[Tensor | None] = [None, None]
+        if wanted[0] or wanted[2]:
+            points = _point_gradients(measures, dual, settings, (wanted[0], wanted[2]), ctx.dense)
+        weights = _weight_gradients(measures, dual, settings) if wanted[1] or wanted[3] else [None, None]
         scale = grad.to(torch.float64)
         gradients = [
-            None if part is None else part * scale.view(-1, *[1] * (part.dim() - 1))
-            for part in (points[0], weights[0] if wanted[1] else None, points[1], weights[1] if wanted[3] else None)
+            (part * scale.view(-1, *[1] * (part.dim() - 1))).to(like.dtype) if wish and part is not None else None
+            for wish, part, like in zip(
+                wanted, (points[0], weights[0], points[1], weights[1]), (x, a, y, b), strict=False
+            )
         ]
-        typed = [None if g is None else g.to(t.dtype) for g, t in zip(gradients, (x, a, y, b), strict=True)]
-        return (*typed, None)
+        return (*gradients, None)
 
 
-def _check_masses(measures: Measures) -> None:
-    """Refuse hard constraints that no plan can meet; float16 weights may sum to 1.002."""
-    masses = torch.stack([measures.a.sum(1), measures.b.sum(1)])
-    if bool(((masses[0] - masses[1]).abs() > 1e-2 * masses.amax(0)).any()):
-        worst = int((masses[0] - masses[1]).abs().argmax())
-        raise ValueError(
-            f"balanced transport needs equal masses, got {float(masses[0, worst]):g} and {float(masses[1, worst]):g}: "
-            "normalise the weights, or give a reach"
-        )
-
-
-def evaluate(measures: Measures, settings: LossSettings) -> tuple[Tensor, list[AveragedPotentials]]:
-    """Values ``(B,)`` float64, and potentials of the cross and, where debiased, the self problems."""
-    if settings.rho is None:
-        _check_masses(measures)
+def evaluate(measures: Measures, settings: LossSettings) -> Evaluation:
+    """Values, potentials, and where everything was small enough to be stored what the gradient is taken from."""
+    dense = None if settings.tol is not None else _dense(measures, settings)
+    if dense is not None:
+        return dense
     operator, batch = _operator(measures, settings), len(measures.x)
     if settings.tol is None:
         dual = _split(operator, averaged_sinkhorn(operator, settings.schedule, settings.rho), settings)
-        return _schedule_value(measures, dual, settings), dual
+        return Evaluation(_schedule_value(measures, dual, settings), dual)
     options = SolverOptions(
         tol=settings.tol, max_iterations=settings.max_iterations, rho_x=settings.rho, rho_y=settings.rho
     )
@@ -119,7 +124,26 @@ def evaluate(measures: Measures, settings: LossSettings) -> tuple[Tensor, list[A
     parts = found.dual.to(measures.x.device).view(-1, batch)
     value = parts[0] - parts[1:].sum(0) / 2 + _mass_terms(measures, settings)
     last = full_step(operator, found.f, found.g, settings.epsilon, settings.rho)
-    return value, _split(operator, AveragedPotentials(*last, found.f, found.g), settings)
+    return Evaluation(value, _split(operator, AveragedPotentials(*last, found.f, found.g), settings))
+
+
+def _dense(measures: Measures, settings: LossSettings) -> Evaluation | None:
+    """The schedule's number from stored costs; ``None`` where they are not wanted, too many, or too far out."""
+    if settings.memory == "streamed" or settings.precision != "auto":
+        return None
+    x, a, y, b = (t.detach() for t in (measures.x, measures.a, measures.y, measures.b))
+    dense = dense_problems(
+        x, a, y, b, epsilon=settings.epsilon, debiased=settings.debias, largest=settings.largest,
+        positive=settings.positive,
+    )  # fmt: skip
+    pair = None if dense is None else dense.solve(averaged_steps(settings.schedule, settings.rho))
+    if pair is None:
+        return None
+    before, after = pair
+    x_side, y_side = slice(0, x.shape[1]), slice(x.shape[1], None)
+    sides = [(0, x_side, y_side)] + ([(1, x_side, x_side), (1, y_side, y_side)] if settings.debias else [])
+    dual = [AveragedPotentials(after[:, k, f], after[:, k, g], before[:, k, f], before[:, k, g]) for k, f, g in sides]
+    return Evaluation(_schedule_value(measures, dual, settings), dual, dense)
 
 
 def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
@@ -199,9 +223,13 @@ def _mass_terms(measures: Measures, settings: LossSettings) -> Tensor:
 
 
 def _point_gradients(
-    measures: Measures, dual: list[AveragedPotentials], settings: LossSettings, wanted: tuple[bool, bool]
-) -> list[Tensor | None]:
+    measures: Measures, dual: list[AveragedPotentials], settings: LossSettings, wanted: tuple[bool, bool],
+    dense: DenseProblems | None,
+) -> list[Tensor | None]:  # fmt: skip
     """``sum_j P_ij (x_i - y_j) - sum_k P^aa_ik (x_i - x_k)`` and the same for ``y``, float64."""
+    if dense is not None:
+        n, both = measures.x.shape[1], dense.pull(settings.epsilon).to(torch.float64)
+        return [both[:, :n], both[:, n:]]
     out: list[Tensor | None] = [torch.zeros_like(t, dtype=torch.float64) if w else None
                                 for t, w in zip((measures.x, measures.y), wanted, strict=True)]  # fmt: skip
     for k in range(len(measures.x)):
