@@ -8,6 +8,7 @@ for the cross problem alone, ``[f, g]``; ``K = 2`` with those of the self proble
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,7 +20,7 @@ from otdd_flash.ops.blocked import FLOAT32_RANGE, SCALES
 
 _CPU_SCORES = 1 << 18  # of a problem: above, blocks that stay in the cache and triangles are faster
 _BYTES = 256 << 20  # of stored costs
-_SMALLEST = {torch.float32: 1e-30, torch.float64: 1e-290}  # sums below have lost digits
+_LEAST_LOG = {torch.float32: math.log(1e-30), torch.float64: math.log(1e-290)}  # of sums; less has lost digits
 
 
 Cloud = tuple[Tensor, Tensor]  # points and weights, with a batch dimension
@@ -101,18 +102,21 @@ class _Pairs:
         self.cost = norms[0][:, :, None] + norms[1][:, None, :]
         self.cost.baddbmm_(self.x, self.y.mT, alpha=-1.0)
         self._plan = torch.empty_like(self.cost)
+        self._exponents = torch.empty_like(self.log_weights, dtype=dtype)
 
     def solve(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor] | None:
         """Potentials ``(G, n + m)`` before and after the last step."""
         before = now = torch.zeros_like(self.log_weights)
-        smallest = torch.full_like(now, torch.inf)
+        logs = []
         for epsilon, damping, kept in steps:
             plan = self._make_plan(now, epsilon)
-            sums = torch.cat([plan.sum(2), plan.sum(1)], 1).to(torch.float64)
-            smallest = torch.minimum(smallest, sums)
+            logs.append(torch.cat([plan.sum(2), plan.sum(1)], 1).to(torch.float64).log_())
             before, moved = now, (1.0 - kept) * damping
-            now = torch.sub(self.log_weights, sums.log_()).mul_(moved * epsilon).add_(before, alpha=kept + moved)
-        sound = (smallest.amin() >= _SMALLEST[self.cost.dtype]) & now.isfinite().all()
+            now = torch.add(before, self.log_weights - logs[-1], alpha=moved * epsilon)
+            if kept + moved != 1.0:
+                now.sub_(before, alpha=1.0 - kept - moved)
+        lowest, highest = torch.stack(logs).aminmax()
+        sound = (lowest >= _LEAST_LOG[self.cost.dtype]) & (highest < torch.inf)  # NaN fails
         return (before, now) if bool(sound) else None
 
     def pull_left(self, before: Tensor, after: Tensor, epsilon: float) -> Tensor:
@@ -129,8 +133,8 @@ class _Pairs:
     def _make_plan(self, potentials: Tensor, epsilon: float) -> Tensor:
         """``P_ij`` of ``[f, g] (H, n + m)`` of the first ``H`` pairs; the next call overwrites it."""
         count = len(potentials)
-        plan = self._plan[:count]
-        exponents = torch.add(self.log_weights[:count], potentials, alpha=1.0 / epsilon).to(plan.dtype)
+        plan, exponents = self._plan[:count], self._exponents[:count]
+        torch.add(self.log_weights[:count], potentials, alpha=1.0 / epsilon, out=exponents)  # rounds once
         torch.add(exponents[:, : self.n, None], self.cost[:count], alpha=-1.0 / epsilon, out=plan)
         return plan.add_(exponents[:, None, self.n :]).exp_()
 
