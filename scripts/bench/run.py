@@ -20,13 +20,14 @@ from pathlib import Path
 import cpu
 import gpu
 import kernel_cases
+import losses
 import peer_cases
 import torch
 from registry import CASES, Case, Row, Settings, machine
 from table import text_table
 from verify import problems_of
 
-MODULES = (cpu, gpu, kernel_cases, peer_cases)  # importing them registers their cases
+MODULES = (cpu, gpu, kernel_cases, losses, peer_cases)  # importing them registers their cases
 
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:

@@ -90,3 +90,34 @@ def test_thirty_sizes_compile_a_bounded_number_of_kernels(recorders, memory):
     unused = {"scores", "stored_marginals"} if memory == "streamed" else {"marginals"}
     assert {name for name, count in some.items() if count == 0} == unused
     assert all(count <= 2 for count in some.values()), some
+
+
+def test_small_problems_of_any_size_compile_a_bounded_number_of_kernels(monkeypatch):
+    """What the kernels of stored costs are compiled for are few block sizes, and whether sizes divide by 16."""
+    home = importlib.import_module("otdd_flash.ops.dense_fused")
+    from otdd_flash.ops.dense import Step
+
+    found = {}
+    for name in ("dense_costs", "dense_step", "dense_pull"):
+        module = importlib.import_module(f"otdd_flash.kernels.{name}")
+        found[name] = Recorder(getattr(module, f"_{name}_kernel"))
+        monkeypatch.setattr(module, f"_{name}_kernel", found[name])
+
+    def solve(n: int, d: int) -> None:
+        clouds = [torch.zeros(1, k, d) for k in (n, 2 * n)]
+        weights = [torch.full(cloud.shape[:2], 1 / cloud.shape[1], dtype=torch.float64) for cloud in clouds]
+        problems = home.FusedDense(clouds[0], weights[0], clouds[1], weights[1], debiased=True)
+        problems.solve([Step(1.0 + n, 1.0, 0.0), Step(0.5, 1.0, 0.5), Step(0.5, 0.9, 0.0)])
+        problems.pull(0.5)
+
+    for n in (1, 2, 15, 16, 17, 64, 100, 128, 400, 512, 1000, 1024):
+        solve(n, 3)
+        solve(n, 70)
+    some = {name: len(recorder.keys) for name, recorder in found.items()}
+    for n in (3, 33, 77, 129, 256, 333, 640, 777, 1040):
+        solve(n, 5)
+        solve(n, 500)
+    assert {name: len(recorder.keys) for name, recorder in found.items()} == some
+    assert some["dense_costs"] <= 3, some
+    assert some["dense_step"] <= 4, some
+    assert some["dense_pull"] <= 8, some
