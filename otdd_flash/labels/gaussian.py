@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otdd_flash.labels.moment_batches import fill_moments, shift
 from otdd_flash.labels.nuclear import Pair, nuclear_pairs, relative_error
 from otdd_flash.labels.samples import ClassSample
 
@@ -40,6 +41,7 @@ def moment_tables(groups: Sequence[Sequence[ClassSample]], method: str) -> list[
         method: one of :data:`MOMENT_METHODS`.
     """
     classes = [sample for group in groups for sample in group]
+    _prepare(classes, method)
     ends = list(itertools.accumulate((len(group) for group in groups), initial=0))
     inner = [list(itertools.combinations(range(*span), 2)) for span in itertools.pairwise(ends)]
     values = iter(moment_entries(classes, list(itertools.chain(*inner)), method).cpu().split([len(p) for p in inner]))
@@ -66,6 +68,7 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
     """
     if not pairs:
         return torch.zeros(0, dtype=torch.float64)
+    _prepare(classes, method)
     device = classes[0].x.device
     first, second = torch.tensor(pairs, device=device).T
     values = _squared_distances(_points(classes, method), first, second)
@@ -74,6 +77,12 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
         norms = nuclear_pairs([sample.factor for sample in classes], pairs)
         values += traces[first] + traces[second] - 2 * norms
     return values
+
+
+def _prepare(classes: Sequence[ClassSample], method: str) -> None:
+    """Moments of all classes in few launches on a GPU; on a CPU each class computes its own on first use."""
+    if classes and classes[0].x.device.type != "cpu":
+        fill_moments(classes, method)
 
 
 def _points(classes: Sequence[ClassSample], method: str) -> Tensor:
@@ -96,14 +105,17 @@ def _errors(groups: Sequence[Sequence[ClassSample]], method: str) -> list[float]
     for group in groups:
         square = _points(group, method).square().sum(1)
         if method != "gaussian":
-            scales.append(torch.stack([square.max(), torch.zeros_like(square[0])]))
+            scales.append(torch.stack([square.max(), *torch.zeros(2).to(square)]))
             continue
-        traces = torch.stack([sample.factor.square().sum() for sample in group])
-        scales.append(torch.stack([(square + traces).max(), traces.max()]))
+        factors = [sample.factor for sample in group]
+        traces = torch.stack([factor.square().sum() for factor in factors])
+        raised = torch.stack([shift(factor) for factor in factors]) if square.device.type != "cpu" else 0 * traces
+        scales.append(torch.stack([(square + traces).max(), traces.max(), (raised.max() * traces.max()).sqrt()]))
     errors = []
-    for group, (scale, trace) in zip(groups, torch.stack(scales).tolist(), strict=True):
+    for group, (scale, trace, moved) in zip(groups, torch.stack(scales).tolist(), strict=True):
         ranks = [sample.factor.shape[0] for sample in group] if method == "gaussian" else [0]
         terms = group[0].x.shape[1] * (2 if method == "gaussian_diag" else 1) + max(ranks)
         rounding = torch.finfo(torch.float64).eps * terms * 2 * scale
-        errors.append(rounding + 2 * trace * relative_error(group[0].x.device, ranks))
+        off = trace * relative_error(group[0].x.device, ranks) + 2 * max(ranks) ** 0.5 * moved
+        errors.append(rounding + 2 * off)
     return errors

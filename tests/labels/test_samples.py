@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from otdd_flash import from_arrays
-from otdd_flash.labels import check_pair, class_samples, samples
+from otdd_flash.labels import check_pair, class_samples, moment_batches, samples
 
 
 def weighted_set(n: int = 60, d: int = 5, seed: int = 0):
@@ -41,6 +41,46 @@ def test_few_samples_keep_their_rows_and_many_their_triangle() -> None:
     assert few.factor.shape == (4, 10)
     assert many.factor.shape == (7, 10)
     assert not many.factor[:, 7:].any()
+
+
+def test_batches_of_classes_have_the_moments_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GPUs compute: classes of few and of many samples, with constant and dependent features and a Dirac."""
+    rng = torch.Generator().manual_seed(4)
+    x = torch.randn(75, 6, generator=rng, dtype=torch.float64) + 3
+    y = torch.repeat_interleave(torch.arange(5), torch.tensor([40, 4, 1, 25, 5]))
+    x[y == 0, 2] = 0.3
+    x[y == 3, 5] = x[y == 3, 4]
+    data = from_arrays(x, y, weights=torch.rand(75, generator=rng, dtype=torch.float64) + 0.1)
+    for elements in (1 << 24, 200):  # at last the largest class is too large for a batch
+        monkeypatch.setattr(moment_batches, "_BATCH_ELEMENTS", elements)
+        for method, name in (("means", "mean"), ("gaussian_diag", "variance"), ("gaussian", "factor")):
+            batched, single = class_samples(data), class_samples(data)
+            moment_batches.fill_moments(batched, method)
+            assert [name in vars(sample) for sample in batched] == [sample.n * 6 <= elements for sample in batched]
+            for ours, theirs in zip(batched, single, strict=True):
+                torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-13, atol=1e-13)
+                if method == "gaussian_diag":
+                    torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-13, atol=1e-13)
+                if method == "gaussian":
+                    assert ours.factor.shape == theirs.factor.shape
+                    gap = (ours.factor.T @ ours.factor - theirs.factor.T @ theirs.factor).abs().max()
+                    assert float(gap) <= 1e-13 + float(moment_batches.shift(ours.factor))
+
+
+def test_a_batch_of_diracs_alone() -> None:
+    batch = class_samples(from_arrays(torch.ones(5, 3), [0, 0, 0, 1, 2]))
+    moment_batches.fill_moments(batch, "gaussian")
+    assert [vars(sample)["factor"].shape for sample in batch] == [(0, 3)] * 3
+
+
+def test_a_covariance_without_a_triangle_is_left_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the shift a feature that repeats another leaves no Cholesky factor."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    monkeypatch.setattr(moment_batches, "_SHIFT", -1e-3)
+    (sample,) = class_samples(from_arrays(torch.cat([x, x], 1), [0] * 40))
+    moment_batches.fill_moments([sample], "gaussian")
+    assert "factor" not in vars(sample)
+    assert torch.allclose(sample.factor.T @ sample.factor, torch.cov(torch.cat([x, x], 1).T, correction=0))
 
 
 def test_a_single_sample_is_a_dirac() -> None:
