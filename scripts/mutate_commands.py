@@ -61,7 +61,7 @@ WORDS = {
     "source": ("mnist",), "target": ("mnist", "fashion_mnist", "usps"), "labels.distance": ("label_distance", "labels"),
     "labels.epsilon": ("label_epsilon",), "labels.weight": ("label_weight",), "features.weight": ("feature_weight",),
     "features.batch_size": ("batch size", "size"), "output.format": ("output",),
-    "candidates": ("data sets", "candidate"), "datasets": ("data sets",), "more": ("data set",), "sets": ("data set",),
+    "candidates": ("data sets", "candidate"), "datasets": ("data set",), "more": ("data set",), "sets": ("data set",),
 }  # fmt: skip
 _RAW = re.compile(r"error: (\w*(Error|Exception)): |Traceback|object has no attribute|NoneType")
 

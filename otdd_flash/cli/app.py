@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from otdd_flash.cli.arguments import keeps_no_files, prepare, quoted
-from otdd_flash.cli.exit_codes import ExitCode, report, wants_traceback
+from otdd_flash.cli.exit_codes import ExitCode, exit_code, report, wants_traceback
 from otdd_flash.cli.help import task_help
 from otdd_flash.cli.tasks import Job, Task
 from otdd_flash.errors import MissingDependencyError, optional_import
@@ -31,10 +31,13 @@ def run_task(task: Task, arguments: Sequence[str]) -> int:
         return report(task.program, error, full=full)
     _register(task)
     decorate = hydra.main(config_path="pkg://otdd_flash.conf", config_name=task.name, **_version_base(hydra))
-    app = decorate(_make_job(task, full))
+    drifts: list[Exception] = []
+    app = decorate(_make_job(task, full, drifts))
     try:
         with _folder_of(task, arguments) as places, _hydra_process(task.program, [*places, *prepare(task, arguments)]):
             app()
+        if drifts:
+            return report(task.program, drifts[0], full=full)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.OK
     except BrokenPipeError:  # the reader of --help has gone away
@@ -85,8 +88,9 @@ def _version_base(hydra: ModuleType) -> dict[str, str]:
     return {"version_base": "1.3"} if version < (1, 4) else {}
 
 
-def _make_job(task: Task, full: bool) -> Callable[[Any], None]:
-    """The function that Hydra calls once per job."""
+def _make_job(task: Task, full: bool, drifts: list[Exception]) -> Callable[[Any], None]:
+    """The function that Hydra calls once per job; ``drifts`` takes what Hydra would call an error of a sweep."""
+    process = os.getpid()
 
     def job(config: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -95,12 +99,18 @@ def _make_job(task: Task, full: bool) -> Callable[[Any], None]:
         settings = HydraConfig.get()
         multirun = settings.mode == RunMode.MULTIRUN
         try:
-            _hide_foreign_bars(config)
+            chosen = _to_dataclass(config, task)
+            _hide_foreign_bars(getattr(chosen, "progress", None))
             with _warnings_to_log():
-                task.load_function()(_to_dataclass(config, task), Job(Path(settings.runtime.output_dir), multirun))
+                task.load_function()(chosen, Job(Path(settings.runtime.output_dir), multirun))
         except Exception as error:
             if multirun:
-                log.error("job %s (%s) failed: %s", settings.job.num, settings.job.override_dirname, error)
+                job_name = f"job {settings.job.num} ({settings.job.override_dirname})"
+                if exit_code(error) == ExitCode.EXCEEDED and os.getpid() == process:
+                    log.warning("%s: %s", job_name, error)
+                    drifts.append(error)
+                    return
+                log.error("%s failed: %s", job_name, error)
                 raise
             # Leaving here keeps Hydra from adding its own line about the overrides.
             raise SystemExit(report(task.program, error, full=full)) from error
@@ -108,9 +118,8 @@ def _make_job(task: Task, full: bool) -> Callable[[Any], None]:
     return job
 
 
-def _hide_foreign_bars(config: Any) -> None:
+def _hide_foreign_bars(shown: bool | None) -> None:
     """Keep the bars of Hugging Face's libraries off a stderr that is no terminal, and where ``progress=false``."""
-    shown = config.get("progress")
     if not (sys.stderr.isatty() if shown is None else shown):
         for library in ("HF_HUB", "HF_DATASETS"):
             os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")

@@ -121,7 +121,7 @@ class _Reader:
             parsed = self.parser.parse_override(f"key={value}")
         except Exception as error:
             if key is None or not key.may_be_text or _is_container(value, key):
-                raise UsageError(_unreadable(argument, name, value, error)) from error
+                raise UsageError(_unreadable(argument, error)) from error
             return ",".join(map(quoted, _parts(value) if self.multirun else [value]))
         if name in self.groups:
             self._check_choices(argument, name, _elements(parsed))
@@ -147,7 +147,7 @@ class _Reader:
     def _side(self, argument: str, side: str, value: str) -> str:
         """``source=NAME`` as a choice of the group; paths, and ``{name: ..., as: ...}``, as keys of the side."""
         parts = _parts(value) if self.multirun else [value]
-        elements = [element for part in parts for element in self._element(part)]
+        elements = [element for part in parts for element in self._element(argument, part)]
         if len(elements) > 1 and not self.multirun:
             raise UsageError(_several(argument, side, value))
         if all(isinstance(element, str) and ":" not in element for element in elements):
@@ -155,11 +155,17 @@ class _Reader:
             return f"dataset@{side}={','.join(names)}"
         return f"{side}={','.join(literal(self._entry(argument, side, element)) for element in elements)}"
 
-    def _element(self, text: str) -> list[Any]:
-        """What one part of a value stands for; itself where it is none of the grammar's words, such as a path."""
+    def _element(self, argument: str, text: str) -> list[Any]:
+        """What one part of a value stands for; itself where it is none of the grammar's words, such as a path.
+
+        Raises:
+            UsageError: a list or mapping that cannot be read.
+        """
         try:
             return _elements(self.parser.parse_override(f"key={text}"))
-        except Exception:
+        except Exception as error:
+            if text.startswith(("[", "{")):
+                raise UsageError(_unreadable(argument, error)) from error
             return [text]
 
     def _entry(self, argument: str, side: str, element: Any) -> dict[str, Any]:
@@ -291,14 +297,16 @@ def _several(argument: str, name: str, value: str) -> str:
     )
 
 
-def _unreadable(argument: str, name: str, value: str, error: Exception) -> str:
-    reason = next(iter(str(error).splitlines()), "")
-    if value.startswith(("[", "{")):
-        return (
-            f"{argument!r} cannot be read ({reason}): close every bracket, and quote text that has other characters "
-            f"than letters and digits within it: \"{name}=['a name',other]\""
-        )
-    return f"{argument!r} cannot be read ({reason}): quote it, as {_for_shell(name, value)}"
+def _unreadable(argument: str, error: Exception) -> str:
+    name, _, value = argument.partition("=")
+    words = f"{argument!r} cannot be read ({next(iter(str(error).splitlines()), '')}): "
+    if not value.startswith(("[", "{")):
+        return f"{words}quote it, as {_for_shell(name, value)}"
+    example = "['a name',other]" if value.startswith("[") else "{name:'a name',other:1}"
+    return (
+        f"{words}close every bracket, and quote text that has other characters than letters and digits within it: "
+        f'"{name}={example}"'
+    )
 
 
 def _for_shell(name: str, value: str) -> str:

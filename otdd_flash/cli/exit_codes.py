@@ -64,8 +64,8 @@ def _text(error: BaseException) -> str:
     code, message = exit_code(error), str(error)
     if code == ExitCode.INTERRUPTED:
         return f"interrupted: {message}" if message else "interrupted"
-    if code == ExitCode.USAGE:
-        return _config_text(message, error.__cause__)
+    if code == ExitCode.USAGE and not isinstance(error, UsageError):
+        return _config_text(message, error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
@@ -77,8 +77,11 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def _config_text(message: str, cause: BaseException | None) -> str:
+def _config_text(message: str, error: BaseException) -> str:
     """What is wrong with a config: Hydra's first words and their cause, without its search path and link."""
-    if cause is not None:
-        return ": ".join(text.strip().splitlines()[0].rstrip(".") for text in (message, str(cause)) if text.strip())
-    return message.split("Config search path:")[0].split("See https:")[0]
+    if error.__cause__ is not None:
+        texts = (message, str(error.__cause__))
+        return ": ".join(text.strip().splitlines()[0].rstrip(".") for text in texts if text.strip())
+    key = getattr(error, "full_key", None)
+    text = message.split("Config search path:")[0].split("See https:")[0].split("\n    full_key:")[0]
+    return f"{key}: {text}" if key else text

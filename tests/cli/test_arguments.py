@@ -217,3 +217,37 @@ def test_groups_are_those_of_the_tasks_file() -> None:
 def test_the_last_word_on_files_counts(arguments: list[str], kept: bool) -> None:
     assert keeps_no_files(TASKS["distance"], arguments) == kept
     assert keeps_no_files(TASKS["info"], [])
+
+
+@pytest.mark.parametrize(
+    ("argument", "advice"),
+    [
+        ("+source.options.sep=;", """quote it, as "+source.options.sep=';'\""""),
+        ("source={name: csv, path: t.csv, sep: ;}", """quote text that has other characters"""),
+        ("source.na_values=[NA,;]", """quote text that has other characters"""),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_the_quoting_to_use(otdd: Command, argument: str, advice: str) -> None:
+    outcome = otdd("distance", "target=iris", argument)
+    assert outcome.code == 2
+    (line,) = outcome.errors
+    assert line.startswith(f"otdd distance: error: {argument!r} cannot be read (token recognition error at: ';'): ")
+    assert advice in line
+    assert line.count("token recognition") == 1
+
+
+def test_a_semicolon_needs_no_quotes(otdd: Command, tmp_path: Path) -> None:
+    rows = "".join(f"{i};{i % 3};{i % 2};1;{'xy'[i % 2]}\n" for i in range(12))
+    (tmp_path / "t.csv").write_text("a;b;c;d;label\n" + rows)
+    for typed in (";", "';'", '";"'):
+        outcome = otdd("distance", "source=csv:t.csv", f"source.sep={typed}", "target=iris", "max_samples=12")
+        assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("argument", ["++progress=${now:}", "progress=${nosuch}", "seed=${now:}"])
+def test_a_reference_that_cannot_be_resolved_names_its_key(otdd: Command, argument: str) -> None:
+    outcome = otdd("distance", "source=iris", "target=iris", argument)
+    assert outcome.code == 2
+    (line,) = outcome.errors
+    assert line.startswith(f"otdd distance: error: {argument.strip('+').partition('=')[0]}: ")
+    assert "object_type" not in line

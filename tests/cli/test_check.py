@@ -119,3 +119,18 @@ def test_defaults_are_the_librarys() -> None:
     defaults = {item.name: item.default for item in fields(CheckOptions)}
     for item in fields(schemas.GateConfig):
         assert defaults[item.name] == item.default, item.name
+
+
+def test_drift_in_a_sweep_is_a_result(otdd: Command) -> None:
+    outcome = otdd("check", *OTHER, "gate.threshold=0.001,100", "--multirun", "gate.permutations=0", "output=json")
+    assert outcome.code == 3
+    assert [json.loads(line)["exceeded"] for line in outcome.out.splitlines()] == [True, False]
+    assert re.findall(r"failed|ERROR|Error", outcome.err) == []
+    assert len(outcome.errors) == 1
+    assert "error" not in outcome.errors[0]
+
+
+def test_an_error_in_a_sweep_is_one(otdd: Command) -> None:
+    outcome = otdd("check", *OTHER, "--multirun", "gate.threshold=0.001", "gate.permutations=0,-1")
+    assert outcome.code == 1
+    assert outcome.errors == ["otdd check: error: permutations must be at least 0, got -1"]

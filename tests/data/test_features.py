@@ -136,6 +136,10 @@ def test_bad_settings_are_refused():
         Features(scaling="l2", mean=0.5, std=1)
     with pytest.raises(ValueError, match="embedder='magic' is not known"):
         Features(embedder="magic").apply(blob(), blob())
+    with pytest.raises(ValueError, match="target_embedder='magic' is not known"):
+        Features(target_embedder="magic").apply(blob(), blob())
+    with pytest.raises(TypeError, match=r"target_embedder must be a name, .* got 3"):
+        Features(target_embedder=[3]).apply(blob(), blob())
     with pytest.raises(ValueError, match="6 features and blob0 has 4"):
         Features().apply(blob(), blob(d=4))
     with pytest.raises(ValueError, match="pca:30 needs at least as many"):

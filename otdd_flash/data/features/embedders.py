@@ -142,7 +142,7 @@ class Pca(Embedder):
 
 
 @plain_torch
-def resolve_embedder(spec: Any) -> list[Embedder]:
+def resolve_embedder(spec: Any, *, argument: str = "embedder") -> list[Embedder]:
     """Embedders of a short name, a model, a callable, a transformer, or a sequence of those, applied in turn.
 
     Names: ``raw`` (none), ``table`` (numbers and categories), ``pca:<k>``, ``torchvision:<model>``, ``timm:<model>``,
@@ -151,8 +151,10 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
 
     Args:
         spec: any of these.
+        argument: what errors call it.
 
     Raises:
+        TypeError: something else.
         ValueError: a name that is none of these.
     """
     from otdd_flash.data.features.modules import ModuleEmbedder, timm_embedder, torchvision_embedder
@@ -166,13 +168,13 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
     if isinstance(spec, Embedder):
         return [spec]
     if isinstance(spec, list | tuple):
-        return [embedder for part in spec for embedder in resolve_embedder(part)]
+        return [embedder for part in spec for embedder in resolve_embedder(part, argument=argument)]
     if is_transformer(spec):
         return [TransformerEmbedder(spec)]
     if callable(spec):
         return [ModuleEmbedder(spec)]
     if not isinstance(spec, str):
-        raise TypeError(f"embedder must be a name, a torch module, a callable or a transformer, got {shown(spec)}")
+        raise TypeError(f"{argument} must be a name, a torch module, a callable or a transformer, got {shown(spec)}")
     kind, _, rest = str(spec).partition(":")
     if spec == "table":
         return [TableEmbedder()]
@@ -191,7 +193,7 @@ def resolve_embedder(spec: Any) -> list[Embedder]:
         return [packaged[spec]()]
     if kind not in makers or not rest:
         raise ValueError(
-            f"embedder={spec!r} is not known: raw, table, pca:<k>, torchvision:<model>, timm:<model>, "
+            f"{argument}={spec!r} is not known: raw, table, pca:<k>, torchvision:<model>, timm:<model>, "
             "efficientnet-lite0, sentence-transformers[:<model or folder>], a torch module, a callable or a "
             "transformer of scikit-learn"
         )

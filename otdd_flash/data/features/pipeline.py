@@ -117,8 +117,8 @@ class Features:
                     "make one with otdd_flash.from_arrays(X, y) and its like, or otdd_flash.load"
                 )
         record = FeatureRecord(scaling=self.scaling)
-        first = self._chain(self.embedder)
-        second = first if self.target_embedder is None else self._chain(self.target_embedder)
+        first = self._chain(self.embedder, "embedder")
+        second = first if self.target_embedder is None else self._chain(self.target_embedder, "target_embedder")
         a, b = self._embed_pair(source, target, first, second, record)
         if a.d != b.d:
             raise ValueError(
@@ -135,18 +135,18 @@ class Features:
             b, record.zero_rows["target"] = unit_rows(b)
         return a, b, record
 
-    def _chain(self, spec: Any) -> list[Embedder]:
+    def _chain(self, spec: Any, argument: str) -> list[Embedder]:
         """The embedders of one side; picture models among them at ``picture_size``.
 
         Raises:
             ValueError: a ``picture_size`` without a model that takes it.
         """
-        chain = resolve_embedder(spec)
+        chain = resolve_embedder(spec, argument=argument)
         if self.picture_size is None:
             return chain
         models = [embedder for embedder in chain if isinstance(embedder, ModuleEmbedder)]
         if not models:
-            raise ValueError(f"picture_size={self.picture_size} is for picture models, got embedder={spec!r}")
+            raise ValueError(f"picture_size={self.picture_size} is for picture models, got {argument}={spec!r}")
         return [e.at_size(self.picture_size) if e is models[0] else e for e in chain]
 
     def _embed_pair(
