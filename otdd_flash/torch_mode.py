@@ -3,6 +3,8 @@
 Autocast would round every product, a default device would place what is meant for the host, and tensors made in
 inference mode can never be part of a graph. Public functions and the methods of public classes therefore run in plain
 torch. Whether a graph is wanted stays the caller's decision: ``no_grad`` holds for what is returned.
+
+The default dtype is not a mode of a thread but one for all: while any thread is inside, all of them see float32.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
+from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -24,6 +27,33 @@ _DEVICES = ("cpu", "cuda")  # that this library computes on
 _OPERATORS = ("__call__", "__matmul__")
 
 
+class _DefaultDtype:
+    """Float32 as the default dtype of the process: the first to enter sets it, the last to leave restores."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._inside = 0
+        self._callers = torch.float32
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        with self._lock:
+            if not self._inside:
+                self._callers = torch.get_default_dtype()
+                torch.set_default_dtype(torch.float32)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside and self._callers != torch.float32:
+                    torch.set_default_dtype(self._callers)
+
+
+_default_dtype = _DefaultDtype()
+
+
 def plain_torch(function: Callable[P, R]) -> Callable[P, R]:
     """Run ``function`` without autocast, inference mode, default device and default dtype of the caller.
 
@@ -33,7 +63,7 @@ def plain_torch(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _plain_mode() if _is_foreign() else nullcontext():
+        with _default_dtype.plain(), _plain_mode() if _is_foreign() else nullcontext():
             named = {name: _ordinary(value) for name, value in kwargs.items()}
             return function(*map(_ordinary, args), **named)  # type: ignore[arg-type]
 
@@ -41,9 +71,13 @@ def plain_torch(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain_torch_methods(cls: C) -> C:
-    """Apply :func:`plain_torch` to the public methods and properties that a class itself defines."""
+    """Apply :func:`plain_torch` to the public methods and properties that a class itself defines.
+
+    Its own ``__init__`` is one of them, that of a dataclass, which only takes what it is given, is not.
+    """
+    guarded = _OPERATORS if is_dataclass(cls) else ("__init__", *_OPERATORS)
     for name, member in list(vars(cls).items()):
-        if name.startswith("_") and name not in _OPERATORS:
+        if name.startswith("_") and name not in guarded:
             continue
         if isinstance(member, classmethod | staticmethod):
             setattr(cls, name, type(member)(plain_torch(member.__func__)))
@@ -57,21 +91,18 @@ def plain_torch_methods(cls: C) -> C:
 
 
 def _is_foreign() -> bool:
-    """Whether the present mode is another than plain torch."""
+    """Whether the thread's present mode is another than plain torch."""
     return (
         torch.is_inference_mode_enabled()
         or any(map(torch.is_autocast_enabled, _DEVICES))
         or torch.empty(0).device.type != "cpu"
-        or torch.get_default_dtype() != torch.float32
     )
 
 
 @contextmanager
 def _plain_mode() -> Iterator[None]:
-    wants_graph, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    wants_graph = torch.is_grad_enabled()
     with ExitStack() as stack:
-        stack.callback(torch.set_default_dtype, dtype)
-        torch.set_default_dtype(torch.float32)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(wants_graph))  # which the line above switched on
         for device in filter(torch.is_autocast_enabled, _DEVICES):

@@ -13,7 +13,7 @@ from otdd_flash.ops import Memory
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.sinkhorn.implicit import DEFAULT_IMPLICIT, Derivatives, Fields, ImplicitOptions, Record, Wanted
 from otdd_flash.sinkhorn.krylov import LinearSolution, Spectrum, conjugate_gradients, lanczos
-from otdd_flash.torch_mode import plain_torch, plain_torch_methods
+from otdd_flash.torch_mode import plain_torch_methods
 
 _DENSE_LIMIT = 4096
 
@@ -40,7 +40,6 @@ class SinkhornHessian:
     [2.0, 2.0]
     """
 
-    @plain_torch
     def __init__(
         self,
         found: Divergence,
