@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from otdd_flash.arguments import check_sides
 from otdd_flash.canvas import new_figure
 from otdd_flash.checks import check_count, check_fields, check_path, check_tensor, check_text
-from otdd_flash.errors import optional_import
+from otdd_flash.errors import optional_import, warn
 from otdd_flash.flows.callbacks import Callback
 from otdd_flash.flows.state import FlowState
 from otdd_flash.tensor_files import replacing
@@ -239,7 +238,7 @@ class Tolerated(Callback):
         except Exception as error:  # whatever a library makes of a full disk or a font
             self._failed = True
             name = type(self.drawing).__name__
-            warnings.warn(f"{name} is given up, the flow goes on: {error or type(error).__name__}", stacklevel=2)
+            warn(f"{name} is given up, the flow goes on: {error or type(error).__name__}")
 
 
 def _step_of(frame: Path) -> int:
