@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from otdd_flash.labels.bures import BuresTable, FixedClasses
+from otdd_flash.labels.moment_batches import prepare
 from otdd_flash.labels.samples import ClassSample, check_pair, class_samples
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
@@ -58,6 +59,7 @@ def attached_table(
     check_pair(source, target)
     ours = _samples(source)
     theirs = [] if target_moments is not None else _samples(target)
+    prepare([*ours, *theirs], method)
     moments = [_ClassMoments.apply(source.x, ours, method == "gaussian_diag")]
     if target_moments is None:
         moments.append(_ClassMoments.apply(target.x, theirs, method == "gaussian_diag"))
@@ -76,6 +78,7 @@ def attached_table(
 def class_moments(data: LabeledDataset, method: str) -> TargetMoments:
     """The moments of a target, taken once for many calls of :func:`attached_table`."""
     samples = class_samples(data)
+    prepare(samples, method)
     means, variances = _of_classes(samples, with_variances=method == "gaussian_diag")
     return TargetMoments(means, variances, FixedClasses.of(samples) if method == "gaussian" else None)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from otdd_flash.labels.nuclear import Pair, nuclear_pairs, polar_factor, product_batches
 from otdd_flash.labels.samples import ClassSample
+from otdd_flash.labels.triangles import solve_triangle
 
 _Sides = tuple[Sequence[ClassSample], Sequence[ClassSample]]
 _LOST = 1e-7  # of the largest deviation of a class of many samples: directions below it are absent
@@ -41,7 +42,8 @@ class FixedClasses:
     def of(cls, samples: Sequence[ClassSample]) -> FixedClasses:
         """The factors and distances of some classes."""
         factors = tuple(sample.factor for sample in samples)
-        return cls(factors, _distances(factors, [True] * len(factors)))
+        pairs = _pairs(factors, [True] * len(factors))
+        return cls(factors, _distances(factors, pairs, nuclear_pairs(factors, pairs)))
 
 
 class BuresTable(torch.autograd.Function):
@@ -56,10 +58,12 @@ class BuresTable(torch.autograd.Function):
         """The table."""
         moving = [*samples[0], *samples[1]]
         factors = [*(sample.factor for sample in moving), *(fixed.factors if fixed else ())]
-        table = _distances(factors, [p < len(moving) for p in range(len(factors))])
+        pairs = _pairs(factors, [p < len(moving) for p in range(len(factors))])
+        turns = _Turns.of(factors, pairs) if any(ctx.needs_input_grad[:2]) else None
+        table = _distances(factors, pairs, nuclear_pairs(factors, pairs, exact=True) if turns is None else turns.norms)
         if fixed is not None:
             table[len(moving) :, len(moving) :] = fixed.table
-        ctx.samples, ctx.factors = samples, factors
+        ctx.samples, ctx.turns = samples, turns
         ctx.save_for_backward(x, y)
         return table
 
@@ -67,7 +71,7 @@ class BuresTable(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients by ``x`` and ``y``."""
         needed = tuple(ctx.needs_input_grad[:2])
-        return *_Gradient.apply(upstream, *ctx.saved_tensors, ctx.samples, ctx.factors, needed), None, None
+        return *_Gradient.apply(upstream, *ctx.saved_tensors, ctx.samples, ctx.turns, needed), None, None
 
 
 class _Gradient(torch.autograd.Function):
@@ -75,12 +79,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, upstream: Tensor, x: Tensor, y: Tensor | None, samples: _Sides, factors: Sequence[Tensor],
+        ctx: Any, upstream: Tensor, x: Tensor, y: Tensor | None, samples: _Sides, turns: _Turns,
         needed: tuple[bool, bool],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         wanted = [need for side, need in zip(samples, needed, strict=True) for _ in side]
-        wanted += [False] * (len(factors) - len(wanted))
-        pulls = iter(_pulls(factors, (upstream + upstream.T).fill_diagonal_(0.0), wanted))
+        wanted += [False] * (len(turns.factors) - len(wanted))
+        pulls = iter(turns.pulls((upstream + upstream.T).fill_diagonal_(0.0), wanted))
         sides = zip((x, y), needed, strict=True)
         out = [torch.empty_like(points) if need and points is not None else None for points, need in sides]
         for gradient, side in zip(out, samples, strict=True):
@@ -95,16 +99,14 @@ class _Gradient(torch.autograd.Function):
         raise NotImplementedError("attached moments of label_distance='gaussian' are differentiable once")
 
 
-def _distances(factors: Sequence[Tensor], wanted: Sequence[bool]) -> Tensor:
-    """Squared Bures distances of the pairs with a wanted member."""
+def _distances(factors: Sequence[Tensor], pairs: Sequence[Pair], norms: Tensor) -> Tensor:
+    """Squared Bures distances of the pairs, from the nuclear norms of their products; zero elsewhere."""
     traces = torch.stack([factor.square().sum() for factor in factors])
-    table = traces[:, None] + traces[None, :]
-    if pairs := _pairs(factors, wanted):
+    table = traces.new_zeros(len(factors), len(factors))
+    if pairs:
         rows, columns = torch.tensor(pairs, device=table.device).T
-        norms = nuclear_pairs(factors, pairs)
-        table[rows, columns] -= 2 * norms
-        table[columns, rows] -= 2 * norms
-    return table.fill_diagonal_(0.0)
+        table[rows, columns] = table[columns, rows] = traces[rows] + traces[columns] - 2 * norms
+    return table
 
 
 def _pairs(factors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Pair]:
@@ -113,35 +115,67 @@ def _pairs(factors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Pair]:
     return [(i, j) for i, j in itertools.combinations(order, 2) if wanted[i] or wanted[j]]
 
 
-def _pulls(factors: Sequence[Tensor], weight: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """Half the derivative of ``sum_i<j weight_ij B_ij`` by each wanted factor."""
-    total = weight.sum(1)
-    pulls = [total[p] * factor for p, factor in enumerate(factors)]
-    pairs = _pairs(factors, wanted)
-    for positions, products in product_batches(factors, pairs):
-        for (i, j), padded in zip((pairs[p] for p in positions), _turns(products), strict=True):
-            turn = padded[: factors[i].shape[0], : factors[j].shape[0]]
+@dataclass(frozen=True, eq=False)
+class _Turns:
+    """What value and gradient of a table share: of each pair ``U V^T`` of ``F_i F_j^T = U D V^T``, and ``tr D``.
+
+    Args:
+        factors: of all classes.
+        pairs: positions of two factors each, that of lower rank first.
+        norms: ``(P,)`` nuclear norms of the products.
+        turns: of each pair ``(r_i, r_j)``, without what belongs to singular values of zero; float32 on a GPU, where
+            their own error is larger than its rounding.
+    """
+
+    factors: Sequence[Tensor]
+    pairs: Sequence[Pair]
+    norms: Tensor
+    turns: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, factors: Sequence[Tensor], pairs: Sequence[Pair]) -> _Turns:
+        """The decompositions, in batches."""
+        norms, turns = factors[0].new_zeros(len(pairs)), [factors[0][:0]] * len(pairs)
+        for positions, products in product_batches(factors, pairs):
+            norms[positions], found = _decomposed(products)
+            for position, turn in zip(positions, found, strict=True):
+                i, j = pairs[position]
+                turns[position] = turn[: factors[i].shape[0], : factors[j].shape[0]]
+        return cls(factors, pairs, norms, turns)
+
+    def pulls(self, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+        """Half the derivative of ``sum_i<j weight_ij B_ij`` by each wanted factor; ``weight`` is symmetric."""
+        factors, weights = self.factors, weight.tolist()
+        pulls = [sum(row) * factor for row, factor in zip(weights, factors, strict=True)]
+        for (i, j), kept in zip(self.pairs, self.turns, strict=True):
+            turn = kept.to(factors[i].dtype)
             if wanted[i]:
-                pulls[i] -= weight[i, j] * (turn @ factors[j])
+                pulls[i].addmm_(turn, factors[j], alpha=-weights[i][j])
             if wanted[j]:
-                pulls[j] -= weight[i, j] * (turn.T @ factors[i])
-    return pulls
+                pulls[j].addmm_(turn.T, factors[i], alpha=-weights[i][j])
+        return pulls
 
 
-def _turns(products: Tensor) -> Tensor:
-    """``U V^T`` of ``U D V^T`` for a batch, without what belongs to singular values of zero."""
+def _decomposed(products: Tensor) -> tuple[Tensor, Tensor]:
+    """``(B,)`` values ``tr D``, ``(B, p, q)`` turns ``U V^T`` of ``U D V^T`` without what belongs to zeros in ``D``."""
     if products.numel() == 0:
-        return products
+        return products.new_zeros(len(products)), products
     if products.device.type != "cpu":
-        return polar_factor(products)  # zero stays zero
+        return _by_products(products)
     U, D, Vh = torch.linalg.svd(products, full_matrices=False)
-    return (U * (_NOISE * D[:, :1] < D)[:, None]) @ Vh
+    return D.sum(1), (U * (_NOISE * D[:, :1] < D)[:, None]) @ Vh
+
+
+def _by_products(products: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for GPUs; zero stays zero."""
+    polar = polar_factor(products)
+    return (polar * products).sum((1, 2)), polar.float()
 
 
 def _write_gradient(out: Tensor, sample: ClassSample, pull: Tensor) -> None:
     """The derivative by the samples of a class, from that by its factor: ``dZ = Q dF``."""
     few = len(pull) == sample.n  # the factor is the centred rows themselves
-    matrix = None if few else _pseudoinverse(sample.factor) @ pull
+    matrix = None if few else _solved(sample.factor, pull)
     start = 0
     for index, weights in sample.pieces():
         if matrix is None:
@@ -152,10 +186,8 @@ def _write_gradient(out: Tensor, sample: ClassSample, pull: Tensor) -> None:
         start += len(index)
 
 
-def _pseudoinverse(factor: Tensor) -> Tensor:
-    """``F^+ (d, r)`` without the directions that are lost."""
+def _solved(factor: Tensor, pull: Tensor) -> Tensor:
+    """``F^+ B``; on a CPU without the directions that are lost, which a triangle on a GPU does not have."""
     if factor.device.type == "cpu":
-        return torch.linalg.pinv(factor, rtol=_LOST)
-    squares = factor.square().sum(1)  # there the rows are eigenvectors times deviations
-    present = squares > _LOST**2 * squares.max()
-    return factor.T * torch.where(present, 1.0 / squares, 0.0)
+        return torch.linalg.pinv(factor, rtol=_LOST) @ pull
+    return solve_triangle(factor, pull)

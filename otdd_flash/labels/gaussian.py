@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.labels.moment_batches import fill_moments, shift
+from otdd_flash.labels.moment_batches import prepare
 from otdd_flash.labels.nuclear import Pair, nuclear_pairs, relative_error
 from otdd_flash.labels.samples import ClassSample
+from otdd_flash.labels.triangles import shift
 
 MOMENT_METHODS = ("means", "gaussian_diag", "gaussian")
 _CHUNK_ELEMENTS = 1 << 23  # 64 MiB of float64 differences at a time
@@ -41,7 +42,7 @@ def moment_tables(groups: Sequence[Sequence[ClassSample]], method: str) -> list[
         method: one of :data:`MOMENT_METHODS`.
     """
     classes = [sample for group in groups for sample in group]
-    _prepare(classes, method)
+    prepare(classes, method)
     ends = list(itertools.accumulate((len(group) for group in groups), initial=0))
     inner = [list(itertools.combinations(range(*span), 2)) for span in itertools.pairwise(ends)]
     values = iter(moment_entries(classes, list(itertools.chain(*inner)), method).cpu().split([len(p) for p in inner]))
@@ -68,7 +69,7 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
     """
     if not pairs:
         return torch.zeros(0, dtype=torch.float64)
-    _prepare(classes, method)
+    prepare(classes, method)
     device = classes[0].x.device
     first, second = torch.tensor(pairs, device=device).T
     values = _squared_distances(_points(classes, method), first, second)
@@ -77,12 +78,6 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
         norms = nuclear_pairs([sample.factor for sample in classes], pairs)
         values += traces[first] + traces[second] - 2 * norms
     return values
-
-
-def _prepare(classes: Sequence[ClassSample], method: str) -> None:
-    """Moments of all classes in few launches on a GPU; on a CPU each class computes its own on first use."""
-    if classes and classes[0].x.device.type != "cpu":
-        fill_moments(classes, method)
 
 
 def _points(classes: Sequence[ClassSample], method: str) -> Tensor:

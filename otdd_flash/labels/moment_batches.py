@@ -9,16 +9,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from otdd_flash.labels.samples import ClassSample
+from otdd_flash.labels.triangles import triangles
 
 _BATCH_ELEMENTS = 1 << 24  # 128 MiB of float64 rows at a time
-_SHIFT = 8 * torch.finfo(torch.float64).eps  # of the largest variance, a feature: what a Cholesky factor needs to exist
+
+
+def prepare(classes: Sequence[ClassSample], method: str) -> None:
+    """Moments of all classes in few launches on a GPU; on a CPU each class computes its own on first use."""
+    if classes and classes[0].x.device.type != "cpu":
+        fill_moments(classes, method)
 
 
 def fill_moments(classes: Sequence[ClassSample], method: str) -> None:
     """Compute what ``method`` needs of all classes that have not got it, and keep it in them.
 
-    Factors of classes of more samples than varying features are triangles: Cholesky factors of the covariance with its
-    diagonal raised by :func:`shift`. A class too large for a batch, or without such a factor, computes its own.
+    A class too large for a batch computes its own on first use.
 
     Args:
         classes: of one feature width and device.
@@ -45,40 +50,15 @@ def fill_moments(classes: Sequence[ClassSample], method: str) -> None:
         keep([batch[k] for k in few], "factor", [centred[k, : batch[k].n].clone() for k in few])
         chosen = centred[lots]
         covariances += zip([batch[k] for k in lots], chosen.mT @ chosen, varies[lots], strict=True)
-    _keep_triangles(covariances)
+    if covariances:
+        samples, matrices, masks = zip(*covariances, strict=True)
+        keep(samples, "factor", triangles(torch.stack(matrices), torch.stack(masks)))
 
 
 def keep(classes: Sequence[ClassSample], name: str, values: Sequence[Tensor] | Tensor) -> None:
     """Put a value of each class where its cached property looks for it."""
     for sample, value in zip(classes, values, strict=True):
         vars(sample)[name] = value
-
-
-def shift(factor: Tensor) -> Tensor:
-    """By how much the variance of each feature may have been raised."""
-    return _SHIFT * factor.shape[0] * factor.square().sum(0).max()
-
-
-def _keep_triangles(found: Sequence[tuple[ClassSample, Tensor, Tensor]]) -> None:
-    """Cholesky factors of covariances ``(d, d)``, restricted to the features that vary, in one batch."""
-    if not found:
-        return
-    samples, matrices, masks = zip(*found, strict=True)
-    covariance, varies = torch.stack(matrices), torch.stack(masks)
-    counts = varies.sum(1)
-    ranks = counts.tolist()
-    size, width = max(*ranks, 1), varies.shape[1]
-    order = torch.argsort(~varies, dim=1, stable=True)[:, :size]  # varying features first
-    inner = covariance.gather(1, order[:, :, None].expand(-1, -1, width)).gather(2, order[:, None].expand(-1, size, -1))
-    diagonal = inner.diagonal(dim1=1, dim2=2)
-    diagonal += _SHIFT * counts[:, None] * diagonal.amax(1, keepdim=True)
-    diagonal += (torch.arange(size, device=counts.device) >= counts[:, None]).to(diagonal)  # padding: a unit block
-    triangles, failed = torch.linalg.cholesky_ex(inner, upper=True)
-    factors = covariance.new_zeros(len(samples), size, width)
-    factors.scatter_(2, order[:, None].expand(-1, size, -1), triangles)
-    for sample, factor, rank, bad in zip(samples, factors, ranks, failed.tolist(), strict=True):
-        if not bad:
-            vars(sample)["factor"] = factor[:rank]
 
 
 def _sizes(batch: Sequence[ClassSample]) -> Tensor:

@@ -29,18 +29,19 @@ class Products(NamedTuple):
     matrices: Tensor  # (B, p, q), p <= q
 
 
-def nuclear_pairs(factors: Sequence[Tensor], pairs: Sequence[Pair]) -> Tensor:
+def nuclear_pairs(factors: Sequence[Tensor], pairs: Sequence[Pair], *, exact: bool = False) -> Tensor:
     """``(P,)`` nuclear norms of ``F_i F_j^T``.
 
     Args:
         factors: matrices ``(r_i, d)``, float64, of one width and device.
         pairs: ``P`` pairs of their positions.
+        exact: float64 throughout, on a GPU too.
     """
     if not pairs:
         return torch.zeros(0, dtype=torch.float64)
     norms = factors[0].new_zeros(len(pairs))
     for positions, matrices in product_batches(factors, pairs):
-        norms[positions] = _nuclear_norm(matrices)
+        norms[positions] = _nuclear_norm(matrices, exact=exact)
     return norms
 
 
@@ -93,12 +94,14 @@ class _Stack(NamedTuple):
         return -(-rank // step) * step
 
 
-def _nuclear_norm(matrices: Tensor) -> Tensor:
+def _nuclear_norm(matrices: Tensor, *, exact: bool) -> Tensor:
     """Sum of singular values of each matrix ``(B, p, q)``, ``p <= q``."""
     if matrices.shape[1] == 0:
         return matrices.new_zeros(matrices.shape[0])
     if matrices.device.type == "cpu":
         return torch.linalg.svdvals(matrices).sum(1)
+    if exact:
+        return (polar_factor(matrices) * matrices).sum((1, 2))
     return polar_nuclear_norm(matrices.to(_product_dtype(matrices.device))).to(matrices.dtype)
 
 
@@ -116,7 +119,8 @@ def polar_factor(matrices: Tensor) -> Tensor:
 
     Odd polynomials drive every singular value towards one. The quintic triples small ones a step and leaves all in
     about ``[0.7, 1.2]``; the cubic then converges quadratically. A value below ``1e-8`` of the Frobenius norm may end
-    below one: in ``<U, M>`` it is then counted too low, by no more than itself.
+    below one: in ``<U, M>`` it is then counted too low, by no more than itself. Zero stays zero, which it would not in
+    a lower precision: gradients are made of ``U`` itself.
     """
     a, b, c = _QUINTIC
     x = _normalised(matrices)

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from otdd_flash.labels.triangles import triangles
 from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset
 
@@ -70,11 +71,12 @@ class ClassSample:
 
         Few samples: the centred rows times ``sqrt(w)`` themselves. Many: the triangle of their QR decomposition, block
         by block, which unlike a square root of ``S`` never squares the data and so keeps every digit. On a GPU, where
-        such a decomposition is slow, the eigenvectors of ``S`` times the roots of its eigenvalues.
+        such a decomposition is slow, the Cholesky factor of ``S``, see :func:`~otdd_flash.labels.triangles.triangles`.
         """
-        varies = self._varying_features()
+        mask = self._varying_features()
+        varies = mask.nonzero()[:, 0]
         if self.x.device.type != "cpu" and self.n > len(varies):
-            return self._eigen_factor(varies)
+            return self._triangle(mask)
         triangle = torch.zeros(0, len(varies), dtype=torch.float64, device=self.x.device)
         for rows, weights in self._blocks():
             centred = (rows - self.mean)[:, varies] * weights.sqrt()[:, None]
@@ -85,24 +87,21 @@ class ClassSample:
         out[:, varies] = triangle
         return out
 
-    def _eigen_factor(self, varies: Tensor) -> Tensor:
-        """``(r, d)`` factor from the eigendecomposition of the covariance of the features that vary."""
-        covariance = torch.zeros(len(varies), len(varies), dtype=torch.float64, device=self.x.device)
+    def _triangle(self, varies: Tensor) -> Tensor:
+        """``(r, d)`` factor from the covariance of the features that vary."""
+        covariance = torch.zeros(self.x.shape[1], self.x.shape[1], dtype=torch.float64, device=self.x.device)
         for rows, weights in self._blocks():
-            centred = (rows - self.mean)[:, varies] * weights.sqrt()[:, None]
+            centred = (rows - self.mean) * weights.sqrt()[:, None] * varies
             covariance += centred.T @ centred
-        values, vectors = torch.linalg.eigh(covariance)
-        out = torch.zeros(len(varies), self.x.shape[1], dtype=torch.float64, device=self.x.device)
-        out[:, varies] = vectors.T * values.clamp_min(0).sqrt()[:, None]
-        return out
+        return triangles(covariance[None], varies[None])[0]
 
     def _varying_features(self) -> Tensor:
-        """Indices of features that are not one constant over the class."""
+        """``(d,)`` which features are not one constant over the class."""
         first = self.x[self.index[0]]
         varies = torch.zeros(self.x.shape[1], dtype=torch.bool, device=self.x.device)
         for index in self.index.split(self._rows_per_block):
             varies |= (self.x[index] != first).any(0)
-        return varies.nonzero()[:, 0]
+        return varies
 
     @property
     def _rows_per_block(self) -> int:

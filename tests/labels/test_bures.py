@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import otdd_flash as otdd
-from otdd_flash.labels import label_distances
+from otdd_flash.labels import attached, bures, label_distances, moment_batches, triangles
 from otdd_flash.labels.attached import attached_table, class_moments
 from otdd_flash.types import LabeledDataset
 
@@ -50,6 +50,43 @@ def test_classes_of_any_size(sizes: list[int], others: list[int], d: int) -> Non
             ends.append(float((weight * table(*moved)).sum()))
         slope = (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / (12 * 1e-4)
         assert float((gradient * v).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_what_gpus_compute(dependent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments in batches, triangles and polar factors by products give values and gradients of the decompositions."""
+    mix = torch.randn(4, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    sets = [classes([5, 30], 6, 0), classes([12, 4, 40], 6, 1)]
+    if dependent:  # the second class of each has four directions in six features
+        for data in sets:
+            data.x[data.y == 1] = data.x[data.y == 1][:, :4] @ mix
+    weight = torch.randn(5, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def both() -> tuple[Tensor, ...]:
+        leaves = [data.x.clone().requires_grad_() for data in sets]
+        table = attached_table(*(replace(d, x=x) for d, x in zip(sets, leaves, strict=True)), "gaussian")
+        return table.detach(), *torch.autograd.grad((weight * table).sum(), leaves)
+
+    expected = both()
+    monkeypatch.setattr(attached, "prepare", moment_batches.fill_moments)
+    monkeypatch.setattr(bures, "_decomposed", bures._by_products)
+    monkeypatch.setattr(bures, "_solved", triangles.solve_triangle)
+    for ours, theirs in zip(both(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_value_and_gradient_share_their_decompositions(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    decomposed = bures._decomposed
+    monkeypatch.setattr(bures, "_decomposed", lambda products: counts.append(len(products)) or decomposed(products))
+    source, target = classes([5, 6], 3, 0), classes([4, 7], 3, 1)
+    x = source.x.clone().requires_grad_()
+    table = attached_table(replace(source, x=x), target, "gaussian")
+    assert sum(counts) == 6
+    torch.autograd.grad(table.sum(), x)
+    assert sum(counts) == 6
+    torch.testing.assert_close(attached_table(source, target, "gaussian"), table)
+    assert sum(counts) == 6  # values alone need no turns
 
 
 def test_a_class_of_two_samples_turns_with_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from otdd_flash import from_arrays
-from otdd_flash.labels import check_pair, class_samples, moment_batches, samples
+from otdd_flash.labels import check_pair, class_samples, moment_batches, samples, triangles
 
 
 def weighted_set(n: int = 60, d: int = 5, seed: int = 0):
@@ -64,7 +64,7 @@ def test_batches_of_classes_have_the_moments_of_each(monkeypatch: pytest.MonkeyP
                 if method == "gaussian":
                     assert ours.factor.shape == theirs.factor.shape
                     gap = (ours.factor.T @ ours.factor - theirs.factor.T @ theirs.factor).abs().max()
-                    assert float(gap) <= 1e-13 + float(moment_batches.shift(ours.factor))
+                    assert float(gap) <= 1e-13 + float(triangles.shift(ours.factor))
 
 
 def test_a_batch_of_diracs_alone() -> None:
@@ -73,14 +73,23 @@ def test_a_batch_of_diracs_alone() -> None:
     assert [vars(sample)["factor"].shape for sample in batch] == [(0, 3)] * 3
 
 
-def test_a_covariance_without_a_triangle_is_left_to_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the shift a feature that repeats another leaves no Cholesky factor."""
-    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    monkeypatch.setattr(moment_batches, "_SHIFT", -1e-3)
-    (sample,) = class_samples(from_arrays(torch.cat([x, x], 1), [0] * 40))
-    moment_batches.fill_moments([sample], "gaussian")
-    assert "factor" not in vars(sample)
-    assert torch.allclose(sample.factor.T @ sample.factor, torch.cov(torch.cat([x, x], 1).T, correction=0))
+@pytest.mark.parametrize("fails", [False, True])
+def test_triangles_give_the_covariance_and_its_inverse(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of features that repeat others, and where no Cholesky factor is found."""
+    x = torch.randn(90, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    x[:, 3], x[:, 6] = 0.5, x[:, 5]
+    (sample,) = class_samples(from_arrays(x, torch.zeros(90, dtype=torch.int64)))
+    if fails:
+        nothing = torch.full((1, 7, 7), torch.nan, dtype=torch.float64), torch.ones(1, dtype=torch.int32)
+        monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix, upper: nothing)
+    factor = sample._triangle(sample._varying_features())
+    assert factor.shape == (7, 8)
+    assert not factor[:, 3].any()
+    torch.testing.assert_close(factor.T @ factor, torch.cov(x.T, correction=0), rtol=1e-10, atol=1e-12)
+    rows = torch.randn(7, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    solution = triangles.solve_triangle(factor, rows)
+    torch.testing.assert_close(factor @ solution, rows, rtol=1e-6, atol=1e-6)
+    assert not solution[3].any()
 
 
 def test_a_single_sample_is_a_dirac() -> None:
