@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otdd_flash.labels.nuclear import Pair, nuclear_pairs, polar_factor, product_batches
+from otdd_flash.labels.nuclear import Pair, in_order, nuclear_pairs, polar_factor, product_batches
 from otdd_flash.labels.samples import ClassSample
 from otdd_flash.labels.triangles import solve_triangle
 
@@ -135,13 +135,13 @@ class _Turns:
     @classmethod
     def of(cls, factors: Sequence[Tensor], pairs: Sequence[Pair]) -> _Turns:
         """The decompositions, in batches."""
-        norms, turns = factors[0].new_zeros(len(pairs)), [factors[0][:0]] * len(pairs)
-        for positions, products in product_batches(factors, pairs):
-            norms[positions], found = _decomposed(products)
-            for position, turn in zip(positions, found, strict=True):
+        norms, turns = [], [factors[0][:0]] * len(pairs)
+        for positions, (values, padded) in product_batches(factors, pairs, _decomposed):
+            norms.append((positions, values))
+            for position, turn in zip(positions, padded, strict=True):
                 i, j = pairs[position]
                 turns[position] = turn[: factors[i].shape[0], : factors[j].shape[0]]
-        return cls(factors, pairs, norms, turns)
+        return cls(factors, pairs, in_order(norms) if pairs else factors[0].new_zeros(0), turns)
 
     def pulls(self, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
         """Half the derivative of ``sum_i<j weight_ij B_ij`` by each wanted factor; ``weight`` is symmetric."""

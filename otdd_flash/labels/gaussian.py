@@ -74,7 +74,7 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
     first, second = torch.tensor(pairs, device=device).T
     values = _squared_distances(_points(classes, method), first, second)
     if method == "gaussian":
-        traces = torch.stack([sample.factor.square().sum() for sample in classes])
+        traces = torch.stack([sample.trace for sample in classes])
         norms = nuclear_pairs([sample.factor for sample in classes], pairs)
         values += traces[first] + traces[second] - 2 * norms
     return values
@@ -102,9 +102,9 @@ def _errors(groups: Sequence[Sequence[ClassSample]], method: str) -> list[float]
         if method != "gaussian":
             scales.append(torch.stack([square.max(), *torch.zeros(2).to(square)]))
             continue
-        factors = [sample.factor for sample in group]
-        traces = torch.stack([factor.square().sum() for factor in factors])
-        raised = torch.stack([shift(factor) for factor in factors]) if square.device.type != "cpu" else 0 * traces
+        traces = torch.stack([sample.trace for sample in group])
+        triangles = [s.factor for s in group if s.n > s.factor.shape[0] and square.device.type != "cpu"]
+        raised = torch.stack([shift(factor) for factor in triangles] or [torch.zeros_like(square[0])])
         scales.append(torch.stack([(square + traces).max(), traces.max(), (raised.max() * traces.max()).sqrt()]))
     errors = []
     for group, (scale, trace, moved) in zip(groups, torch.stack(scales).tolist(), strict=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 Pair = tuple[int, int]
+Result = TypeVar("Result")
 
 _BATCH_BYTES = {"cpu": 1 << 27, "cuda": 3 << 27}  # work space of a batch
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -17,16 +18,6 @@ _HALF_CUBIC_STEPS, _LAST_STEPS = 3, 2  # errors of 1e-3, which half precision le
 _SCALE = 64.0  # of half-precision operands: entries of 1e-9 of the largest are still told from zero
 _HALF_ERROR = 8e-6  # of a nuclear norm; seen: 0.2e-6 to 1.5e-6, and 4.3e-6 at rank one
 _FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
-
-
-class Products(NamedTuple):
-    """Products of some pairs of factors, of like size and padded with zeros, which add no singular value.
-
-    A product is ``F_i F_j^T`` where the rank of ``i`` is at most that of ``j``, else its transpose.
-    """
-
-    positions: list[int]  # of the pairs in the list that was given
-    matrices: Tensor  # (B, p, q), p <= q
 
 
 def nuclear_pairs(factors: Sequence[Tensor], pairs: Sequence[Pair], *, exact: bool = False) -> Tensor:
@@ -39,29 +30,40 @@ def nuclear_pairs(factors: Sequence[Tensor], pairs: Sequence[Pair], *, exact: bo
     """
     if not pairs:
         return torch.zeros(0, dtype=torch.float64)
-    norms = factors[0].new_zeros(len(pairs))
-    for positions, matrices in product_batches(factors, pairs):
-        norms[positions] = _nuclear_norm(matrices, exact=exact)
-    return norms
+    return in_order(list(product_batches(factors, pairs, lambda matrices: _nuclear_norm(matrices, exact=exact))))
 
 
-def product_batches(factors: Sequence[Tensor], pairs: Sequence[Pair]) -> Iterator[Products]:
-    """The products of all pairs in batches of like size that stay within the byte budget."""
-    if not pairs:
-        return
+def in_order(batches: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """The values of batches in the order of the pairs that :func:`product_batches` was given."""
+    place = torch.tensor([position for positions, _ in batches for position in positions]).argsort()
+    values = torch.cat([found for _, found in batches])
+    return values[place.to(values.device)]
+
+
+def product_batches(
+    factors: Sequence[Tensor], pairs: Sequence[Pair], apply: Callable[[Tensor], Result]
+) -> Iterator[tuple[list[int], Result]]:
+    """What ``apply`` makes of the products of all pairs, in batches of like size that stay within the byte budget.
+
+    A product is ``F_i F_j^T`` where the rank of ``i`` is at most that of ``j``, else its transpose; padded with zeros,
+    which add no singular value. The host waits for none of them.
+
+    Args:
+        factors: matrices ``(r_i, d)`` of one width and device.
+        pairs: positions of two factors each.
+        apply: takes products ``(B, p, q)``, ``p <= q``.
+
+    Yields:
+        Positions of some pairs in the list that was given, and the result for them.
+    """
     stack = _Stack.of(factors)
     ranks = [factor.shape[0] for factor in factors]
     oriented = [(i, j) if ranks[i] <= ranks[j] else (j, i) for i, j in pairs]
-    groups: dict[tuple[int, int], list[int]] = {}
-    for position, (i, j) in enumerate(oriented):
-        groups.setdefault((stack.size_class(ranks[i]), stack.size_class(ranks[j])), []).append(position)
-    for (low, high), positions in sorted(groups.items()):
-        work = max(8 * (low + high) * factors[0].shape[1] + 8 * low * high, 48 * low * high, 1)
-        count = max(1, _BATCH_BYTES[stack.rows.device.type] // work)
-        for start in range(0, len(positions), count):
-            chunk = positions[start : start + count]
-            first, second = zip(*(oriented[position] for position in chunk), strict=True)
-            yield Products(chunk, stack.take(first) @ stack.take(second).mT)
+    chunks = stack.chunks([(ranks[i], ranks[j]) for i, j in oriented])
+    sides = torch.tensor([oriented[position] for chunk in chunks for position in chunk]).to(stack.rows.device)
+    for chunk, (first, second) in zip(chunks, (part.T for part in sides.split([len(c) for c in chunks])), strict=True):
+        low, high = (max(ranks[oriented[position][side]] for position in chunk) for side in (0, 1))
+        yield chunk, apply(stack.take(first, low) @ stack.take(second, high).mT)
 
 
 class _Stack(NamedTuple):
@@ -74,18 +76,29 @@ class _Stack(NamedTuple):
     @classmethod
     def of(cls, factors: Sequence[Tensor]) -> _Stack:
         rows = torch.cat([*factors, factors[0].new_zeros(1, factors[0].shape[1])])
-        ranks = torch.tensor([factor.shape[0] for factor in factors])
+        ranks = torch.tensor([factor.shape[0] for factor in factors]).to(rows.device)
         return cls(rows, ranks.cumsum(0) - ranks, ranks)
 
-    def take(self, chosen: Sequence[int]) -> Tensor:
-        """``(B, r, d)`` factors with zeros below; ``r`` is a multiple of eight on a GPU, which aligns its products."""
-        ranks, start = self.ranks[list(chosen)], self.start[list(chosen)]
-        size = int(ranks.max())
-        row = torch.arange(size if self.rows.device.type == "cpu" else -(-size // 8) * 8)
-        index = torch.where(row < ranks[:, None], start[:, None] + row, len(self.rows) - 1)
-        return self.rows[index.to(self.rows.device)]
+    def chunks(self, shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Positions of products of like shape that go into one batch."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for position, (p, q) in enumerate(shapes):
+            groups.setdefault((self._size_class(p), self._size_class(q)), []).append(position)
+        out: list[list[int]] = []
+        for (p, q), positions in sorted(groups.items()):
+            work = max(8 * (p + q) * self.rows.shape[1] + 8 * p * q, 48 * p * q, 1)
+            count = max(1, _BATCH_BYTES[self.rows.device.type] // work)
+            out += [positions[start : start + count] for start in range(0, len(positions), count)]
+        return out
 
-    def size_class(self, rank: int) -> int:
+    def take(self, chosen: Tensor, size: int) -> Tensor:
+        """``(B, r, d)`` factors with zeros below; ``r`` is a multiple of eight on a GPU, which aligns its products."""
+        cpu = self.rows.device.type == "cpu"
+        row = torch.arange(size if cpu else -(-size // 8) * 8, device=self.rows.device)
+        index = self.start[chosen][:, None] + row
+        return self.rows[torch.where(row < self.ranks[chosen][:, None], index, len(self.rows) - 1)]
+
+    def _size_class(self, rank: int) -> int:
         """The size that stands for ``rank``: padding is less than 8 rows on a CPU, an eighth of the rank on a GPU.
 
         A CPU decomposes one matrix after the other, so that a batch saves it no more than the calls.

@@ -87,6 +87,11 @@ class ClassSample:
         out[:, varies] = triangle
         return out
 
+    @cached_property
+    def trace(self) -> Tensor:
+        """Of the covariance."""
+        return self.factor.square().sum()
+
     def _triangle(self, varies: Tensor) -> Tensor:
         """``(r, d)`` factor from the covariance of the features that vary."""
         covariance = torch.zeros(self.x.shape[1], self.x.shape[1], dtype=torch.float64, device=self.x.device)
