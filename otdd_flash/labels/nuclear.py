@@ -99,11 +99,13 @@ class _Stack(NamedTuple):
         return self.rows[torch.where(row < self.ranks[chosen][:, None], index, len(self.rows) - 1)]
 
     def _size_class(self, rank: int) -> int:
-        """The size that stands for ``rank``: padding is less than 8 rows on a CPU, an eighth of the rank on a GPU.
+        """The size that stands for ``rank``: up to an eighth more on a GPU.
 
-        A CPU decomposes one matrix after the other, so that a batch saves it no more than the calls.
+        A CPU decomposes one matrix after the other: a batch saves it no more than the calls, and padding costs.
         """
-        step = 8 if self.rows.device.type == "cpu" else max(8, 1 << max(rank.bit_length() - 4, 0))
+        if self.rows.device.type == "cpu":
+            return rank
+        step = max(8, 1 << max(rank.bit_length() - 4, 0))
         return -(-rank // step) * step
 
 
