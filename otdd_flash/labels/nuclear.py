@@ -76,8 +76,8 @@ class _Stack(NamedTuple):
     @classmethod
     def of(cls, factors: Sequence[Tensor]) -> _Stack:
         rows = torch.cat([*factors, factors[0].new_zeros(1, factors[0].shape[1])])
-        ranks = torch.tensor([factor.shape[0] for factor in factors]).to(rows.device)
-        return cls(rows, ranks.cumsum(0) - ranks, ranks)
+        ranks = torch.tensor([factor.shape[0] for factor in factors])
+        return cls(rows, (ranks.cumsum(0) - ranks).to(rows.device), ranks.to(rows.device))
 
     def chunks(self, shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Positions of products of like shape that go into one batch."""
