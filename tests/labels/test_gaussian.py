@@ -234,9 +234,12 @@ def test_images(data_root) -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_equals_cpu() -> None:
-    x = torch.rand(400, 50, generator=rng(17))
+@pytest.mark.parametrize("d", [20, 90])
+def test_gpu_equals_cpu(d: int) -> None:
+    """More samples than features, and fewer."""
+    x = torch.rand(400, d, generator=rng(17))
     source, target = from_arrays(x[:200], torch.arange(200) % 4), from_arrays(x[200:] ** 2, torch.arange(200) % 3)
     table = label_distances(source, target).joint()
-    device = label_distances(source.to("cuda"), target.to("cuda")).joint()
-    assert float((table - device).abs().max()) <= 1e-6 * float(table.mean())
+    device = label_distances(source.to("cuda"), target.to("cuda"))
+    gap = float((table - device.joint()).abs().max())
+    assert gap <= min(device.error, 1e-5 * float(table.mean()))
