@@ -24,6 +24,7 @@ from otdd_flash.torch_mode import plain_torch_methods
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SCALES = {"fp32": (1e-30, 1e30), "fp64": (1e-250, 1e250)}  # smallest and largest "largest cost" of a problem
 _BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
+_FEW_ELEMENTS = 1 << 15  # scores of a batch, padding included, up to which its problems form one group
 _ABSORPTION_LIMIT = 8.0  # how far, in epsilons, potentials may move before the stored plan is formed anew
 # Entries of a plan below are dropped before it is multiplied: subnormal numbers make matrix products ten times slower.
 _SMALLEST_ENTRY = {torch.float32: 1e-30, torch.float64: 1e-290}
@@ -46,6 +47,7 @@ class _Group:
     """Problems of similar size, padded to one shape and treated as a batch."""
 
     index: Tensor  # (G,) positions in the operator's batch, on the cost's device
+    part: Tensor | slice  # the same, a slice where they follow each other
     host_index: Tensor  # the same on the host
     symmetric: bool
     alpha: Tensor  # (G, n)
@@ -54,6 +56,7 @@ class _Group:
     k: Tensor  # (G, m, k)
     log_a: Tensor  # (G, n) float64, -inf at padding
     log_b: Tensor  # (G, m)
+    selves: Tensor | None  # (G, 1) which are self problems, in a group of both kinds
     blocks: list[_Block] = field(default_factory=list)
     absorbed: tuple[Tensor, Tensor, float] | None = None  # f, g, epsilon of the stored plan
 
@@ -139,15 +142,18 @@ class BlockedOperator:
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan; see :class:`~otdd_flash.ops.base.PlanOperator`."""
         r, c = torch.zeros_like(self.a), torch.zeros_like(self.b)
+        whole = active is None or bool(active.all())
         for group in self._groups:
-            live = None if active is None else active[group.host_index]
+            live = None if whole else active[group.host_index]
             if live is not None and not bool(live.any()):
                 continue
-            fg = f[group.index, : group.n]
-            gg = fg if group.symmetric else g[group.index, : group.m]
+            fg = f[group.part, : group.n]
+            gg = fg if group.symmetric else g[group.part, : group.m]
+            if group.selves is not None:
+                gg = torch.where(group.selves, _pad_columns(fg, group.m), gg)
             rg, cg = self._group_marginals(group, fg, gg, epsilon, live)
-            r[group.index, : group.n] = rg
-            c[group.index, : group.m] = cg
+            r[group.part, : group.n] = rg
+            c[group.part, : group.m] = cg
         return r, c
 
     def softmin(self, potential: Tensor, epsilon: float, *, side: Literal["rows", "columns"]) -> Tensor:
@@ -233,7 +239,7 @@ class BlockedOperator:
     ) -> tuple[Tensor, Tensor]:
         if self._keep_plan and group.absorbed is not None and group.absorbed[2] == epsilon:
             df, dg = (f - group.absorbed[0]) / epsilon, (g - group.absorbed[1]) / epsilon
-            if max(float(df.abs().max()), float(dg.abs().max())) < _ABSORPTION_LIMIT:
+            if max(float(d.abs().max()) for d in ((df,) if group.symmetric else (df, dg))) < _ABSORPTION_LIMIT:
                 return self._rescaled_marginals(group, df.exp(), dg.exp(), live)
         live = None if self._keep_plan else live  # the stored plan must be of one state
         group.absorbed = (f.clone(), g.clone(), epsilon) if self._keep_plan else None
@@ -254,10 +260,10 @@ class BlockedOperator:
             else:
                 plan = self._scores(group, block, plan).div_(epsilon).add_(u).add_(v).exp_()
             r[block.problems, block.rows] += plan.sum(-1)
-            if group.symmetric:
-                rest = block.rows.stop
+            rest = block.rows.stop
+            if group.symmetric and rest < group.m:
                 r[block.problems, rest:] += plan[..., rest - block.columns.start :].sum(-2)
-            else:
+            elif not group.symmetric:
                 c[block.problems, block.columns] += plan.sum(-2)
             if self._keep_plan:
                 torch.threshold_(plan, _SMALLEST_ENTRY[self.dtype], 0.0)
@@ -266,18 +272,18 @@ class BlockedOperator:
     def _rescaled_marginals(self, group: _Group, ef: Tensor, eg: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
         """Marginals of ``diag(ef) P0 diag(eg)`` from the stored plan ``P0``."""
         r, c = torch.zeros_like(ef), torch.zeros_like(eg)
-        x, y = ef.to(self.dtype), eg.to(self.dtype)
+        x, y = ef.to(self.dtype)[:, None], eg.to(self.dtype)[:, None]
         for block in _live_blocks(group, live):
             assert block.plan is not None
-            plan = block.plan
-            left, right = x[block.problems, block.rows, None], y[block.problems, block.columns, None]
-            r[block.problems, block.rows] += torch.matmul(plan, right)[..., 0]
-            if group.symmetric:
-                rest = block.rows.stop
+            plan, rest = block.plan, block.rows.stop
+            left, right = x[block.problems, :, block.rows], y[block.problems, :, block.columns]
+            # one-row matrices: batches of products with one column are many times slower
+            r[block.problems, block.rows] += torch.matmul(right, plan.mT)[:, 0]
+            if not group.symmetric:
+                c[block.problems, block.columns] += torch.matmul(left, plan)[:, 0]
+            elif rest < group.m:
                 past = plan[..., rest - block.columns.start :]
-                r[block.problems, rest:] += torch.matmul(past.mT, left)[..., 0]
-            else:
-                c[block.problems, block.columns] += torch.matmul(plan.mT, left)[..., 0]
+                r[block.problems, rest:] += torch.matmul(left, past)[:, 0]
         r *= ef
         return r, (r if group.symmetric else c * eg)
 
@@ -311,20 +317,23 @@ class BlockedOperator:
 
     def _make_group(self, index: list[int]) -> _Group:
         problems = [self.problems[p] for p in index]
+        selves = [i == j for i, j in problems]
         factors = [self.cost.factors(i, j, self.dtype) for i, j in problems]
         n, m = max(len(x.alpha) for x in factors), max(len(x.beta) for x in factors)
         width = max(x.q.shape[1] for x in factors)
         position = torch.tensor(index, device=self.cost.device)
         group = _Group(
             index=position,
+            part=slice(index[0], index[-1] + 1) if index == list(range(index[0], index[-1] + 1)) else position,
             host_index=torch.tensor(index),
-            symmetric=problems[0][0] == problems[0][1],
+            symmetric=all(selves),
             alpha=torch.stack([_pad(x.alpha, n) for x in factors]).to(self.dtype),
             beta=torch.stack([_pad(x.beta, m) for x in factors]).to(self.dtype),
             q=torch.stack([_pad(x.q, n, width) for x in factors]),
             k=torch.stack([_pad(x.k, m, width) for x in factors]),
             log_a=self.a[position, :n].log(),
             log_b=self.b[position, :m].log(),
+            selves=torch.tensor(selves, device=self.cost.device)[:, None] if len(set(selves)) == 2 else None,
         )
         group.blocks = list(_partition(len(index), n, m, group.symmetric, self.cost.device.type))
         if self._cached:
@@ -359,7 +368,13 @@ def _partition(batch: int, n: int, m: int, symmetric: bool, device: str) -> Iter
 
 
 def _similar(cost: DotProductCost, problems: Sequence[Problem]) -> list[list[int]]:
-    """Problems grouped so that padding to a common shape wastes little: same kind, sizes within a quarter."""
+    """Problems grouped so that padding to a common shape wastes little: same kind, sizes within a quarter.
+
+    A few small problems are one group, whatever they are: there it is the number of operations that counts.
+    """
+    sizes = [(cost.clouds[i].n, cost.clouds[j].n) for i, j in problems]
+    if len(sizes) * max(n for n, _ in sizes) * max(m for _, m in sizes) <= _FEW_ELEMENTS:
+        return [list(range(len(problems)))]
 
     def size(p: int) -> tuple[bool, int, int]:
         i, j = problems[p]
@@ -401,6 +416,12 @@ def _pad(values: Tensor, length: int, width: int | None = None) -> Tensor:
     if width is None:
         return torch.nn.functional.pad(values, (0, length - values.shape[0]))
     return torch.nn.functional.pad(values, (0, width - values.shape[1], 0, length - values.shape[0]))
+
+
+def _pad_columns(values: Tensor, length: int) -> Tensor:
+    """Zeros appended to, or columns cut from, the last dimension."""
+    missing = length - values.shape[1]
+    return values if missing == 0 else torch.nn.functional.pad(values, (0, missing))
 
 
 def _length(part: slice) -> int:
