@@ -141,17 +141,15 @@ class BlockedOperator:
 
     def marginals(self, f: Tensor, g: Tensor, epsilon: float, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Row and column sums of the plan; see :class:`~otdd_flash.ops.base.PlanOperator`."""
-        r, c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         whole = active is None or bool(active.all())
+        if whole and len(self._groups) == 1:
+            return self._group_marginals(self._groups[0], *self._of_group(self._groups[0], f, g), epsilon, None)
+        r, c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         for group in self._groups:
-            live = None if whole else active[group.host_index]
+            live = None if whole or active is None else active[group.host_index]
             if live is not None and not bool(live.any()):
                 continue
-            fg = f[group.part, : group.n]
-            gg = fg if group.symmetric else g[group.part, : group.m]
-            if group.selves is not None:
-                gg = torch.where(group.selves, _pad_columns(fg, group.m), gg)
-            rg, cg = self._group_marginals(group, fg, gg, epsilon, live)
+            rg, cg = self._group_marginals(group, *self._of_group(group, f, g), epsilon, live)
             r[group.part, : group.n] = rg
             c[group.part, : group.m] = cg
         return r, c
@@ -234,6 +232,14 @@ class BlockedOperator:
         """Cut the padding off."""
         return values[: self.cost.clouds[self.problems[problem][1]].n]
 
+    def _of_group(self, group: _Group, f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Potentials ``(G, n), (G, m)`` of a group; both of a self problem are its first one."""
+        f = f[group.part, : group.n]
+        if group.symmetric:
+            return f, f
+        g = g[group.part, : group.m]
+        return f, g if group.selves is None else torch.where(group.selves, _pad_columns(f, group.m), g)
+
     def _group_marginals(
         self, group: _Group, f: Tensor, g: Tensor, epsilon: float, live: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -271,19 +277,20 @@ class BlockedOperator:
 
     def _rescaled_marginals(self, group: _Group, ef: Tensor, eg: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
         """Marginals of ``diag(ef) P0 diag(eg)`` from the stored plan ``P0``."""
+        x, y = ef.to(self.dtype), eg.to(self.dtype)
+        if len(group.blocks) == 1 and group.blocks[0].plan is not None:
+            r = _row_products(y, group.blocks[0].plan.mT) * ef
+            return r, (r if group.symmetric else _row_products(x, group.blocks[0].plan) * eg)
         r, c = torch.zeros_like(ef), torch.zeros_like(eg)
-        x, y = ef.to(self.dtype)[:, None], eg.to(self.dtype)[:, None]
         for block in _live_blocks(group, live):
             assert block.plan is not None
             plan, rest = block.plan, block.rows.stop
-            left, right = x[block.problems, :, block.rows], y[block.problems, :, block.columns]
-            # one-row matrices: batches of products with one column are many times slower
-            r[block.problems, block.rows] += torch.matmul(right, plan.mT)[:, 0]
+            left, right = x[block.problems, block.rows], y[block.problems, block.columns]
+            r[block.problems, block.rows] += _row_products(right, plan.mT)
             if not group.symmetric:
-                c[block.problems, block.columns] += torch.matmul(left, plan)[:, 0]
+                c[block.problems, block.columns] += _row_products(left, plan)
             elif rest < group.m:
-                past = plan[..., rest - block.columns.start :]
-                r[block.problems, rest:] += torch.matmul(left, past)[:, 0]
+                r[block.problems, rest:] += _row_products(left, plan[..., rest - block.columns.start :])
         r *= ef
         return r, (r if group.symmetric else c * eg)
 
@@ -416,6 +423,11 @@ def _pad(values: Tensor, length: int, width: int | None = None) -> Tensor:
     if width is None:
         return torch.nn.functional.pad(values, (0, length - values.shape[0]))
     return torch.nn.functional.pad(values, (0, width - values.shape[1], 0, length - values.shape[0]))
+
+
+def _row_products(vectors: Tensor, matrices: Tensor) -> Tensor:
+    """``(G, m)`` products of ``(G, n)`` and ``(G, n, m)``, in the form of which a batch is fast: rows from the left."""
+    return torch.bmm(vectors[:, None], matrices)[:, 0]
 
 
 def _pad_columns(values: Tensor, length: int) -> Tensor:

@@ -37,14 +37,14 @@ class Anderson:
     """History and safeguards of one solve; see the module.
 
     Args:
-        a: ``(B, N)`` float64 weights.
-        b: ``(B, M)`` float64 weights.
+        weights: ``(B, N + M)`` float64, those of both sides.
+        idle: ``(B, N + M)`` bool, where nothing moves: on the second side of symmetric problems.
         symmetric: ``(B, 1)`` bool; such problems have a first potential only.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, symmetric: Tensor) -> None:
-        batch, self.n = a.shape
-        self.root = torch.cat([a, torch.where(symmetric, 0.0, b)], 1).sqrt()
+    def __init__(self, weights: Tensor, idle: Tensor, symmetric: Tensor) -> None:
+        a, batch = weights, len(weights)
+        self.root = weights.masked_fill(idle, 0.0).sqrt_()
         self.mixing = torch.where(symmetric, _SYMMETRIC_MIXING, 1.0).to(a)
         shape = (batch, MEMORY, self.root.shape[1])
         self.moves, self.changes = a.new_zeros(shape), a.new_zeros(shape)
@@ -54,28 +54,19 @@ class Anderson:
         self.best = a.new_full((batch, 1), torch.inf)
         self.plain = a.new_full((batch, 1), 1.0)  # plain steps still to take; the first one starts the history
 
-    def step(
-        self,
-        f: Tensor,
-        g: Tensor,
-        steps: tuple[Tensor, Tensor],
-        plain: tuple[Tensor, Tensor],
-        error: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        """The next move of ``(f, g)`` in epsilons.
+    def step(self, potentials: Tensor, residual: Tensor, plain: Tensor, error: Tensor, eps: float) -> Tensor:
+        """The next move of ``(f, g)`` in epsilons, ``(B, N + M)``.
 
         All state is updated in place: a step can be recorded into a CUDA graph.
 
         Args:
-            f: ``(B, N)`` first potentials.
-            g: ``(B, M)`` second potentials.
-            steps: full Sinkhorn steps of both, in epsilons.
+            potentials: ``(B, N + M)``, first ones, then second ones.
+            residual: full Sinkhorn steps of both, in epsilons.
             plain: the safe step to take without history.
-            error: ``(B,)`` marginal error at ``(f, g)``.
+            error: ``(B,)`` marginal error of the potentials.
             eps: epsilon.
         """
-        z, residual = torch.cat([f, g], 1) / eps, torch.cat(steps, 1)
+        z = potentials / eps
         weighted = self._remember(z, residual)
         self._guard(error[:, None])
         accelerated = self._combine(residual, weighted)
@@ -83,9 +74,8 @@ class Anderson:
         limit = _FREE + _LONGEST * residual.abs().amax(1, keepdim=True)
         accelerated = accelerated * (limit / longest).clamp_max(1.0)
         usable = (self.plain <= 0) & longest.isfinite()
-        chosen = torch.where(usable, accelerated, torch.cat(plain, 1))
         self.plain.sub_(1)
-        return chosen[:, : self.n], chosen[:, self.n :]
+        return torch.where(usable, accelerated, plain)
 
     def _remember(self, z: Tensor, residual: Tensor) -> Tensor:
         """Take in the latest differences; returns all weighted changes, of whose products only one row is new."""
@@ -93,7 +83,7 @@ class Anderson:
             history.index_copy_(1, self.slot, (now - last)[:, None])
             last.copy_(now)
         weighted = self.changes * self.root[:, None]
-        row = weighted.index_select(1, self.slot) @ weighted.mT
+        row = torch.bmm(weighted.index_select(1, self.slot), weighted.mT)
         self.gram.index_copy_(1, self.slot, row)
         self.gram.index_copy_(2, self.slot, row.mT)
         self.slot.add_(1).remainder_(MEMORY)
@@ -101,6 +91,9 @@ class Anderson:
 
     def _guard(self, error: Tensor) -> None:
         grown = ~(error <= _GROWTH * self.best)
+        if error.device.type == "cpu" and not bool((grown | (self.plain > 0)).any()):  # no wait there
+            torch.minimum(self.best, error, out=self.best)
+            return
         self.plain.copy_(torch.where(grown & (self.plain <= 0), float(_PLAIN_STEPS), self.plain))
         forget = (self.plain > 0)[..., None]
         self.moves.masked_fill_(forget, 0.0)
@@ -109,12 +102,14 @@ class Anderson:
         self.best.copy_(torch.where(grown, error, torch.minimum(self.best, error)))
 
     def _combine(self, residual: Tensor, weighted: Tensor) -> Tensor:
-        diagonal = self.gram.diagonal(dim1=1, dim2=2)
-        ridge = _REGULARISATION * diagonal.amax(1, keepdim=True) + (diagonal == 0)  # an empty slot takes no part
-        right = weighted @ (self.root * residual)[..., None]
-        alpha = solve_small(self.gram + torch.diag_embed(ridge), right[..., 0])[:, None]
-        theta = self.mixing
-        return theta * residual - (alpha @ self.moves + theta[..., None] * (alpha @ self.changes))[:, 0]
+        matrix = self.gram.clone()
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        # an empty slot takes no part
+        diagonal.add_(_REGULARISATION * diagonal.amax(1, keepdim=True) + (diagonal == 0))
+        right = torch.bmm(weighted, (self.root * residual)[..., None])
+        alpha = solve_small(matrix, right[..., 0])[:, None]
+        along = torch.bmm(alpha, self.changes)[:, 0].sub_(residual).mul_(self.mixing)
+        return torch.bmm(alpha, self.moves)[:, 0].add_(along).neg_()
 
 
 class FusedAnderson:

@@ -54,7 +54,6 @@ class Loop:
     def __init__(self, operator: PlanOperator, options: SolverOptions, progress: Progress | None) -> None:
         self.operator, self.options, self.progress = operator, options, progress
         self.a, self.b = operator.a, operator.b
-        self.f, self.g = torch.zeros_like(self.a), torch.zeros_like(self.b)
         self.cross = torch.tensor([i != j for i, j in operator.problems])  # on the host
         self.symmetric = ~self.cross.to(self.a.device)[:, None]
         self.mass = ((self.a.sum(1) + self.b.sum(1)) / 2).clamp_min(torch.finfo(torch.float64).tiny)
@@ -62,13 +61,18 @@ class Loop:
             Penalty([options.penalty_of(problem[side]) for problem in operator.problems], self.a.device)
             for side in (0, 1)
         )
-        self.r, self.c = torch.zeros_like(self.a), torch.zeros_like(self.b)
         self.error = torch.zeros_like(self.mass)
         self.least = _NEGLIGIBLE * self.mass
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
         self.vectors = vectors_of(operator, self.cross) if self.rows.hard and self.columns.hard else None
+        if self.vectors is not None:
+            self.f, self.r = torch.zeros_like(self.a), torch.zeros_like(self.a)
+            self.g, self.c = torch.zeros_like(self.b), torch.zeros_like(self.b)
+        else:
+            self._join_sides()
         self.rows_next = True  # the same on the host, for annealing by kernels
-        self.masks: dict[tuple[bool, ...], Tensor] = {}
+        self.masks: dict[tuple[bool, ...], Tensor] = {}  # of active problems, for kernels
+        self.chosen: dict[tuple[bool, ...], Tensor] = {}  # the same, (B, 1) bool
         self.passes = 0
         self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
         self.stalled = torch.zeros_like(self.done)
@@ -79,6 +83,16 @@ class Loop:
         self.regrouped: dict[int, float] = {}  # error at the last of these steps at the target
         self.leave = 0.0  # marginal error that need not be lowered: that of a stage of annealing
         self.advance: Callable[[Tensor], None] = _no_step
+
+    def _join_sides(self) -> None:
+        """Keep both sides of a problem in one row ``(B, N + M)``: tensor operations then serve both at once."""
+        n = self.a.shape[1]
+        self.weights = torch.cat([self.a, self.b], 1)
+        self.potentials, self.sums = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.f, self.g = self.potentials[:, :n], self.potentials[:, n:]
+        self.r, self.c = self.sums[:, :n], self.sums[:, n:]
+        self.first = torch.arange(self.weights.shape[1], device=self.a.device)[None] < n
+        self.idle = self.symmetric & ~self.first
 
     def load(self, initial: list[Potentials]) -> None:
         """Take given potentials as the start."""
@@ -101,9 +115,9 @@ class Loop:
         active = self.cross | last
         if not bool(active.any()):
             return
-        live = self._live(active)
         self.passes += 1
         if self.vectors is not None:
+            live = self._live(active)
             sums = self.operator.marginals(self.f, self.g, epsilon, active)
             self.vectors.anneal(
                 (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * self.rows_next,
@@ -111,10 +125,9 @@ class Loop:
             )  # fmt: skip
             self.rows_next = not self.rows_next
             return
-        self._marginals(epsilon, active, live)
-        steps = self._alternate(*self._residuals(epsilon), _ANNEALING_OMEGA)
-        for potential, step in zip((self.f, self.g), steps, strict=True):
-            potential.add_(torch.where(live[:, None] != 0, step, 0.0), alpha=epsilon)
+        self._marginals(epsilon, active)
+        step = self._alternate(self._residuals(epsilon), _ANNEALING_OMEGA)
+        self.potentials.add_(self._of_live(step, 0.0, active), alpha=epsilon)
 
     def descend(self, largest: float, epsilon: float) -> None:
         """Anneal the unfinished problems from the start, each stage converged a little, groups and all."""
@@ -148,27 +161,32 @@ class Loop:
             limit: of a problem's passes at the target.
             patient: go on where an error stands still; else ``stalled`` says where one did.
         """
-        looks: list[Tensor] = []
-        every = self.options.check_every
+        every, goals, done = self.options.check_every, goal.tolist(), self.done.tolist()
+        looks: list[tuple[float, ...]] = []
+        active = torch.zeros_like(self.done)
         self.stalled = torch.zeros_like(self.done)
         for step in itertools.count():
             last = int(self.iterations.max()) >= limit
             if step % every == 0 or last:
-                looks.append(self.error.to("cpu", copy=True))
-                self.history.append(tuple(looks[-1].tolist()))
-                active = ~self.done & ~(looks[-1] <= goal)
-                self._tell("iterate", float(looks[-1].max()))
-                if last or not bool(active.any()):
+                look = tuple(self.error.tolist())
+                looks.append(look)
+                self.history.append(look)
+                flags = [not (d or error <= g) for d, error, g in zip(done, look, goals, strict=True)]
+                if step == 0 or flags != active.tolist():
+                    active = torch.tensor(flags)
+                self._tell("iterate", _worst(look))
+                if last or not any(flags):
                     return
-                if not patient:
-                    self.stalled = active & _stands_still(looks, every)
-                    if bool(self.stalled.any()):
-                        return
-                if not bool(torch.isfinite(looks[-1][active]).all()):
+                if not patient and any(
+                    still := [f and s for f, s in zip(flags, _stand_still(looks, every), strict=True)]
+                ):
+                    self.stalled = torch.tensor(still)
+                    return
+                if not all(math.isfinite(error) for f, error in zip(flags, look, strict=True) if f):
                     self._restart(self.epsilon)
                     self.advance = self._advance(self.epsilon)
                 elif self.groups and step % _REGROUP_EVERY == 0:
-                    self._regroup(active & (self._between() > _BETWEEN * looks[-1]))
+                    self._regroup(active & (self._between() > _BETWEEN * torch.tensor(look, dtype=torch.float64)))
             self.advance(active)
             self.passes += 1
             self.iterations += active
@@ -278,14 +296,14 @@ class Loop:
             return lambda active: fused.advance(
                 (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
             )
-        method = Anderson(self.a, self.b, self.symmetric) if options.relaxation is None else None
+        method = Anderson(self.weights, self.idle, self.symmetric) if options.relaxation is None else None
 
         def move(active: Tensor) -> None:
-            steps = self._residuals(epsilon)
-            plain = self._alternate(*steps, options.relaxation or 1.0)
-            moves = plain if method is None else method.step(self.f, self.g, steps, plain, self.error, epsilon)
-            for potential, change in zip((self.f, self.g), moves, strict=True):
-                potential.add_(torch.where(self._live(active)[:, None] != 0, change, 0.0), alpha=epsilon)
+            step = self._residuals(epsilon)
+            change = self._alternate(step, options.relaxation or 1.0)
+            if method is not None:
+                change = method.step(self.potentials, step, change, self.error, epsilon)
+            self.potentials.add_(self._of_live(change, 0.0, active), alpha=epsilon)
 
         return move
 
@@ -296,23 +314,32 @@ class Loop:
             self.masks[key] = active.to(self.a.device, torch.int32)
         return self.masks[key]
 
+    def _of_live(self, new: Tensor, kept: Tensor | float, active: Tensor) -> Tensor:
+        """``(B, ...)`` entries of ``new`` for active problems, of ``kept`` for the others."""
+        flags = tuple(active.tolist())
+        if all(flags):
+            return new
+        if flags not in self.chosen:
+            self.chosen[flags] = active.to(self.a.device)[:, None]
+        return torch.where(self.chosen[flags], new, kept)
+
     def _evaluate(self, epsilon: float, active: Tensor) -> None:
         """The marginals and the error of the active problems at the current potentials, in place."""
-        live = self._live(active)
         if self.vectors is None:
-            self._marginals(epsilon, active, live)
+            self._marginals(epsilon, active)
             self.error.copy_(self._marginal_error())
             return
+        live = self._live(active)
         new = self.operator.marginals(self.f, self.g, epsilon, active)
         torch.div(self.vectors.measure(new, (self.r, self.c), live, self.least), self.mass, out=self.error)
 
-    def _marginals(self, epsilon: float, active: Tensor, live: Tensor) -> None:
+    def _marginals(self, epsilon: float, active: Tensor) -> None:
         """One pass."""
         if not (self.rows.hard and self.columns.hard):
             self._shift()
         marginals = self.operator.marginals(self.f, self.g, epsilon, active)
         for kept, new in zip((self.r, self.c), marginals, strict=True):
-            kept.copy_(torch.where(live[:, None] != 0, new, kept))
+            kept.copy_(self._of_live(new, kept, active))
 
     def _shift(self) -> None:
         """Move mass between the potentials of unbalanced cross problems: a better dual value of the same plan."""
@@ -321,20 +348,20 @@ class Loop:
         self.f.add_(shift)
         self.g.sub_(shift)
 
-    def _residuals(self, epsilon: float) -> tuple[Tensor, Tensor]:
+    def _residuals(self, epsilon: float) -> Tensor:
         """Full Sinkhorn steps of both potentials in epsilons; a symmetric problem's second one is zero."""
-        f_step = self.rows.step(self.f, self.a, self.r, epsilon)
-        g_step = self.columns.step(self.g, self.b, self.c, epsilon)
-        return f_step, torch.where(self.symmetric, 0.0, g_step)
+        if self.rows.hard and self.columns.hard:
+            step = self.rows.step(self.potentials, self.weights, self.sums, epsilon)
+        else:
+            step = torch.cat([self.rows.step(self.f, self.a, self.r, epsilon),
+                              self.columns.step(self.g, self.b, self.c, epsilon)], 1)  # fmt: skip
+        return step.masked_fill_(self.idle, 0.0)
 
-    def _alternate(self, f_step: Tensor, g_step: Tensor, omega: float) -> tuple[Tensor, Tensor]:
+    def _alternate(self, step: Tensor, omega: float) -> Tensor:
         """The step of one side of the cross problems, sides taking turns, and the damped step of symmetric ones."""
-        moves = (
-            torch.where(self.symmetric, _SYMMETRIC_STEP, omega * self.turn) * f_step,
-            omega * (1 - self.turn) * g_step,
-        )
+        factor = omega * torch.where(self.first, self.turn, 1 - self.turn)
         self.turn.copy_(1 - self.turn)
-        return moves
+        return torch.where(self.symmetric, _SYMMETRIC_STEP, factor).mul_(step)
 
     def _restart(self, epsilon: float) -> None:
         """Two safe half steps, for sums that came out zero or infinite."""
@@ -350,27 +377,31 @@ class Loop:
 
         Infinite where a sum vanished or overflowed, which calls for :meth:`_restart`.
         """
-        a, b = self.a, self.b
+        target = self.weights
         if not (self.rows.hard and self.columns.hard):
-            a, b = self.rows.target(a, self.f), self.columns.target(b, self.second)
-        least = self.least[:, None]
-        rows = torch.where((self.r > 0) | (a <= least), (self.r - a).abs(), torch.inf).sum(1)
-        columns = torch.where((self.c > 0) | (b <= least), (self.c - b).abs(), torch.inf).sum(1)
-        return (rows + columns) / self.mass
+            target = torch.cat([self.rows.target(self.a, self.f), self.columns.target(self.b, self.second)], 1)
+        off = (self.sums - target).abs_()
+        there = (self.sums > 0) | (target <= self.least[:, None])
+        return torch.where(there, off, torch.inf).sum(1) / self.mass
 
 
 def _no_step(active: Tensor) -> None:
     """What advances a loop that has not begun."""
 
 
-def _stands_still(looks: list[Tensor], every: int) -> Tensor:
-    """``(B,)`` whether an error fell too little in the last passes, from the errors at all looks."""
-    still = torch.zeros_like(looks[-1], dtype=torch.bool)
-    now, back, flat = looks[-1], _PATIENCE // every, _FLAT[0] // every
+def _worst(errors: tuple[float, ...]) -> float:
+    """The largest; NaN where there is one."""
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def _stand_still(looks: list[tuple[float, ...]], every: int) -> list[bool]:
+    """Of each problem whether its error fell too little in the last passes, from the errors at all looks."""
+    back, flat = _PATIENCE // every, _FLAT[0] // every
+    still = [False] * len(looks[-1])
     if len(looks) > flat:
-        still |= (now - looks[-1 - flat]).abs() <= _FLAT[1] * now
+        still = [abs(now - old) <= _FLAT[1] * now for now, old in zip(looks[-1], looks[-1 - flat], strict=True)]
     if len(looks) > back:
-        still |= now > looks[-1 - back] / 2
+        still = [s or now > old / 2 for s, now, old in zip(still, looks[-1], looks[-1 - back], strict=True)]
     return still
 
 

@@ -49,7 +49,9 @@ def test_accelerated_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty steps, more than the memory; a growing error makes both forget, a problem is left alone at the end."""
     monkeypatch.setattr(steps, "BLOCK", block)
     cost, a, b = problem()
-    plain, fused = Anderson(a, b, SYMMETRIC[:, None]), FusedAnderson(vectors(a, b), 1.0)
+    idle = SYMMETRIC[:, None] & (torch.arange(N + M) >= N)
+    plain = Anderson(torch.cat([a, b], 1), idle, SYMMETRIC[:, None])
+    fused = FusedAnderson(vectors(a, b), 1.0)
     f, g = torch.zeros_like(a), torch.zeros_like(b)
     ours, turn = (f.clone(), g.clone()), 1.0
     for step in range(20):
@@ -59,8 +61,9 @@ def test_accelerated_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
         fused.advance(ours, sums(cost, a, b, *ours), error, live, EPS)
         first, second = residuals(a, b, *marginals)
         side = torch.where(SYMMETRIC[:, None], anderson._SYMMETRIC_MIXING, turn)
-        moves = plain.step(f, g, (first, second), (side * first, (1 - turn) * second), error, EPS)
-        for potential, move in zip((f, g), moves, strict=True):
+        safe = torch.cat([side * first, (1 - turn) * second], 1)
+        moves = plain.step(torch.cat([f, g], 1), torch.cat([first, second], 1), safe, error, EPS)
+        for potential, move in zip((f, g), moves.split([N, M], 1), strict=True):
             potential += EPS * torch.where(live[:, None] != 0, move, 0.0)
         turn = 1.0 - turn
         for one, other in zip(ours, (f, g), strict=True):
