@@ -46,7 +46,7 @@ def vectors(a: Tensor, b: Tensor) -> Vectors:
 
 @pytest.mark.parametrize("block", [32, 1024])
 def test_accelerated_steps(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirteen steps, more than the memory of eight; a growing error makes both forget, a problem is left alone at the end."""
+    """Thirteen steps, more than the memory of eight; a growing error makes both forget, one problem is left alone."""
     monkeypatch.setattr(steps, "BLOCK", block)
     cost, a, b = problem()
     idle = SYMMETRIC[:, None] & (torch.arange(N + M) >= N)
