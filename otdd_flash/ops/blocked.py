@@ -19,6 +19,7 @@ from torch import Tensor
 from otdd_flash.cost import DotProductCost
 from otdd_flash.memory import free_memory
 from otdd_flash.ops.base import Memory, OperatorInfo, PlanProduct, Precision, Problem, marginal_resolution
+from otdd_flash.ops.linear import exp_
 from otdd_flash.torch_mode import plain_torch_methods
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -196,7 +197,7 @@ class BlockedOperator:
         forward = None if v is None else _Product(v, n, self.dtype)
         backward = None if u is None else _Product(u, m, self.dtype)
         for rows, columns, cost in self._problem_blocks(group, position, n, m):
-            plan = torch.add(x[rows, None], cost, alpha=-1.0 / epsilon).add_(y[None, columns]).exp_()
+            plan = exp_(torch.add(x[rows, None], cost, alpha=-1.0 / epsilon).add_(y[None, columns]))
             torch.threshold_(plan, _SMALLEST_ENTRY[self.dtype], 0.0)
             if forward is not None:
                 forward.add(rows, plan, columns)
@@ -206,7 +207,7 @@ class BlockedOperator:
                 # the mirror image of the part right of the diagonal block: P_ji with the roles of f and g exchanged
                 rest = slice(rows.stop, m)
                 past = cost[:, rows.stop - columns.start :]
-                mirror = torch.add(x[rest, None], past.mT, alpha=-1.0 / epsilon).add_(y[None, rows]).exp_()
+                mirror = exp_(torch.add(x[rest, None], past.mT, alpha=-1.0 / epsilon).add_(y[None, rows]))
                 torch.threshold_(mirror, _SMALLEST_ENTRY[self.dtype], 0.0)
                 if forward is not None:
                     forward.add(rest, mirror, rows)
@@ -262,9 +263,9 @@ class BlockedOperator:
                 plan = scratch
             u, v = x[block.problems, block.rows, None], y[block.problems, None, block.columns]
             if block.cost is not None:
-                torch.add(u, block.cost, alpha=-1.0 / epsilon, out=plan).add_(v).exp_()
+                exp_(torch.add(u, block.cost, alpha=-1.0 / epsilon, out=plan).add_(v))
             else:
-                plan = self._scores(group, block, plan).div_(epsilon).add_(u).add_(v).exp_()
+                plan = exp_(self._scores(group, block, plan).div_(epsilon).add_(u).add_(v))
             r[block.problems, block.rows] += plan.sum(-1)
             rest = block.rows.stop
             if group.symmetric and rest < group.m:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from otdd_flash.ops.base import on_device
 from otdd_flash.ops.blocked import FLOAT32_RANGE, SCALES
+from otdd_flash.ops.linear import exp_
 
-_CPU_SCORES = 1 << 18  # of a problem: above, blocks that stay in the cache and triangles are faster
+_CPU_SCORES = 1 << 20  # of a problem: above, blocks that stay in the cache and triangles are faster
 _BYTES = 256 << 20  # of stored costs
 _LEAST_LOG = {torch.float32: math.log(1e-30), torch.float64: math.log(1e-290)}  # of sums; less has lost digits
 
@@ -91,17 +92,20 @@ def _resolved(largest: float, epsilon: float) -> bool:
 
 
 class _Pairs:
-    """Problems of one shape: points, weights and costs of ``G`` pairs."""
+    """Problems of one shape: points, weights and costs of ``G`` pairs.
+
+    Plans are in the points' precision. Costs and exponents may be finer: large ones cancel before they are rounded.
+    """
 
     def __init__(self, left: Cloud, right: Cloud, dtype: torch.dtype) -> None:
-        (x, a), (y, b) = left, right
-        self.n = x.shape[1]
-        self.x, self.y = x.to(dtype), y.to(dtype)
+        (self.x, a), (self.y, b) = left, right
+        self.n = self.x.shape[1]
         self.log_weights = torch.cat([a, b], 1).log_()
         norms = [points.to(torch.float64).square().sum(2).div(2).to(dtype) for points in (self.x, self.y)]
         self.cost = norms[0][:, :, None] + norms[1][:, None, :]
-        self.cost.baddbmm_(self.x, self.y.mT, alpha=-1.0)
-        self._plan = torch.empty_like(self.cost)
+        self.cost.baddbmm_(self.x.to(dtype), self.y.to(dtype).mT, alpha=-1.0)
+        self._plan = torch.empty_like(self.cost, dtype=self.x.dtype)
+        self._scores = self._plan if self.x.dtype == dtype else torch.empty_like(self.cost)
         self._exponents = torch.empty_like(self.log_weights, dtype=dtype)
 
     def solve(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor] | None:
@@ -116,7 +120,7 @@ class _Pairs:
             if kept + moved != 1.0:
                 now.sub_(before, alpha=1.0 - kept - moved)
         lowest, highest = torch.stack(logs).aminmax()
-        sound = (lowest >= _LEAST_LOG[self.cost.dtype]) & (highest < torch.inf)  # NaN fails
+        sound = (lowest >= _LEAST_LOG[self._plan.dtype]) & (highest < torch.inf)  # NaN fails
         return (before, now) if bool(sound) else None
 
     def pull_left(self, before: Tensor, after: Tensor, epsilon: float) -> Tensor:
@@ -133,10 +137,10 @@ class _Pairs:
     def _make_plan(self, potentials: Tensor, epsilon: float) -> Tensor:
         """``P_ij`` of ``[f, g] (H, n + m)`` of the first ``H`` pairs; the next call overwrites it."""
         count = len(potentials)
-        plan, exponents = self._plan[:count], self._exponents[:count]
+        scores, exponents = self._scores[:count], self._exponents[:count]
         torch.add(self.log_weights[:count], potentials, alpha=1.0 / epsilon, out=exponents)  # rounds once
-        torch.add(exponents[:, : self.n, None], self.cost[:count], alpha=-1.0 / epsilon, out=plan)
-        return plan.add_(exponents[:, None, self.n :]).exp_()
+        torch.add(exponents[:, : self.n, None], self.cost[:count], alpha=-1.0 / epsilon, out=scores)
+        return exp_(torch.add(scores, exponents[:, None, self.n :], out=self._plan[:count]))
 
 
 class TorchDense:

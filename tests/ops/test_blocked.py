@@ -8,6 +8,7 @@ import torch
 from otdd_flash import reference
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.ops import blocked, make_operator
+from otdd_flash.ops.linear import exp_
 
 SHAPES = [(1, 1, 1), (7, 33, 3), (40, 25, 64), (65, 130, 17)]
 
@@ -147,3 +148,17 @@ def test_memory_budget_decides_what_is_stored() -> None:
 def test_unknown_choices_are_refused(argument: str) -> None:
     with pytest.raises(ValueError, match=f"{argument} must be"):
         make_operator(make_cost([4, 4], 2, labelled=False), [(0, 1)], epsilon=1.0, **{argument: "best"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exponentials_that_underflow_are_zero(dtype: torch.dtype) -> None:
+    exponents = torch.linspace(-1000, 80, 4001, dtype=dtype)
+    expected = exponents.exp()
+    expected[expected < 1.5 * torch.finfo(dtype).tiny] = 0.0
+    found = exp_(exponents.clone())
+    normal = (found > 0) & (expected > 0)
+    assert torch.equal(found[normal], expected[normal])
+    assert float((found - expected).abs()[~normal].max()) < 3 * torch.finfo(dtype).tiny
+    special = exp_(torch.tensor([-torch.inf, torch.inf, torch.nan] * 8, dtype=dtype))
+    assert special[:2].tolist() == [0.0, torch.inf]
+    assert bool(special[2].isnan())
