@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -126,11 +127,29 @@ def _hide_foreign_bars(shown: bool | None) -> None:
 
 
 def _to_dataclass(config: Any, task: Task) -> Any:
-    """The composed config as the task's dataclass; merged again, because Hydra lets ``+key=value`` add any key."""
+    """The composed config as the task's dataclass; merged again, because Hydra lets ``+key=value`` add any key.
+
+    Raises:
+        ValueError: a number that is not finite, which no file of settings or results could hold.
+    """
     from omegaconf import OmegaConf
 
-    checked = OmegaConf.merge(OmegaConf.structured(task.load_schema()), OmegaConf.to_container(config, resolve=True))
+    given = OmegaConf.to_container(config, resolve=True)
+    for key, value in _numbers(given):
+        if not math.isfinite(value):
+            raise ValueError(f"{key} must be finite, got {value}")
+    checked = OmegaConf.merge(OmegaConf.structured(task.load_schema()), given)
     return OmegaConf.to_object(checked)
+
+
+def _numbers(given: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """The floats of a config with their keys."""
+    if isinstance(given, float):
+        yield key, given
+    elif isinstance(given, dict | list):
+        items = given.items() if isinstance(given, dict) else enumerate(given)
+        for name, value in items:
+            yield from _numbers(value, f"{key}.{name}" if key else str(name))
 
 
 @contextmanager

@@ -266,7 +266,7 @@ def _suggestions(name: str, known: Iterable[str]) -> list[str]:
     ending = [key for key in known if key.rpartition(".")[2] == name]
     whole = difflib.get_close_matches(name, known, n=2, cutoff=0.75)
     if ending or whole:
-        return _shortened(ending) or whole
+        return list(dict.fromkeys([*_shortened(ending), *whole]))[:4]
     lasts = sorted({key.rpartition(".")[2] for key in known})
     near = difflib.get_close_matches(last, lasts, n=1, cutoff=0.7)
     return _shortened([key for key in known if key.rpartition(".")[2] in near])

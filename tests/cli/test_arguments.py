@@ -251,3 +251,18 @@ def test_a_reference_that_cannot_be_resolved_names_its_key(otdd: Command, argume
     (line,) = outcome.errors
     assert line.startswith(f"otdd distance: error: {argument.strip('+').partition('=')[0]}: ")
     assert "object_type" not in line
+
+
+@pytest.mark.parametrize("argument", ["stepper.rate=nan", "solver.tol=inf", "patience_relative=-inf", "seed=nan"])
+def test_numbers_that_are_not_finite_are_refused_by_their_key(otdd: Command, tmp_path: Path, argument: str) -> None:
+    outcome = otdd("flow", "source=iris", "target=iris", argument)
+    assert outcome.code in (1, 2)
+    (line,) = outcome.errors
+    assert argument.partition("=")[0] in line
+    assert "JSON" not in line
+    assert not list(tmp_path.rglob("settings.json"))
+
+
+def test_a_word_near_a_group_and_the_end_of_a_key_gets_both(otdd: Command) -> None:
+    (line,) = otdd("distance", "source=iris", "target=iris", "label=means").errors
+    assert "did you mean source.label or target.label or labels?" in line

@@ -53,7 +53,7 @@ def test_level_is_kept_where_references_and_batches_are_fresh(population) -> Non
     """25 runs: at most as many rejections as a right test has in 999 of 1,000 studies."""
     scipy = pytest.importorskip("scipy.stats")
     p = [
-        otdd.check(population(60, 2 * s), population(15, 2 * s + 1), cache=None, seed=s, **QUICK).p_value
+        otdd.check(population(40, 2 * s), population(12, 2 * s + 1), cache=None, seed=s, **QUICK).p_value
         for s in range(25)
     ]
     for level in (0.025, 0.05):

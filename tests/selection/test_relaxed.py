@@ -184,6 +184,6 @@ def test_masses_move_between_distant_modes() -> None:
     result = otdd.dataset_distance(pool, target, label_weight=0.0, relative_epsilon=0.05)
     constraints, _ = constrain(pool, 10, None)
     problem = _problem(result, constraints, otdd.DistanceOptions())
-    found = problem.minimise(60, 0.01)
+    found = problem.minimise(30, 0.01)
     assert float(found.weights[20:].sum()) == pytest.approx(0.2, abs=1e-3)
     assert found.value < 0.02 * result.value
