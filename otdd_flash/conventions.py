@@ -26,7 +26,6 @@ from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.labels import LabelDistances, class_samples
 from otdd_flash.labels.gaussian import moment_table
 from otdd_flash.labels.samples import ClassSample
-from otdd_flash.ops import make_operator
 from otdd_flash.sinkhorn import Execution
 from otdd_flash.sinkhorn.averaged import averaged_schedule, averaged_sinkhorn
 from otdd_flash.torch_mode import plain_torch_methods
@@ -169,10 +168,7 @@ def _schedule_value(
     precise = execution.precision == "auto" and (cost.device.type != "cuda" or execution.backend == "torch")
     how = replace(execution, precision="fp64") if precise else execution
     problems = [(0, 1), (0, 0), (1, 1)] if debiased else [(0, 1)]
-    operator = make_operator(
-        cost, problems, epsilon=epsilon, backend=how.backend, precision=how.precision, memory=how.memory,
-        memory_budget=how.memory_budget, deterministic=how.deterministic,
-    )  # fmt: skip
+    operator = how.operator(cost, problems, epsilon=epsilon)
     found = averaged_sinkhorn(operator, averaged_schedule(diameter, math.sqrt(epsilon), _SCALING))
     f, g = (operator.a * found.f).sum(1), (operator.b * found.g).sum(1)
     return float(f[0] + g[0] - (f[1] + f[2] if debiased else 0.0))

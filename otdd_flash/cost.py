@@ -65,9 +65,14 @@ class DotProductCost:
 
     @classmethod
     def build(
-        cls, clouds: Sequence[PointCloud], *, feature_weight: float = 1.0, table: Tensor | None = None
+        cls,
+        clouds: Sequence[PointCloud],
+        *,
+        feature_weight: float = 1.0,
+        table: Tensor | None = None,
+        center: Tensor | None = None,
     ) -> DotProductCost:
-        """A cost whose centre is the mean of the clouds' means.
+        """A cost with a given centre, or about the mean of the clouds' means.
 
         Raises:
             ValueError: clouds of different width or device, or labels without a table.
@@ -78,7 +83,9 @@ class DotProductCost:
             raise ValueError(f"clouds must share width and device, got widths {widths} on {devices}")
         if table is None and any(cloud.labels is not None for cloud in clouds):
             raise ValueError("clouds carry labels but the cost has no label table")
-        center = torch.stack([mean_of(cloud) for cloud in clouds]).mean(0)
+        if center is None:
+            center = torch.stack([mean_of(cloud) for cloud in clouds]).mean(0)
+        center = center.to(clouds[0].points.device, torch.float64)
         return cls(tuple(clouds), float(feature_weight), table, center)
 
     @property
@@ -166,7 +173,10 @@ class DotProductCost:
     def bound(self, i: int, j: int) -> float:
         """An upper bound of the cost between points with weight of problem ``(i, j)``: annealing starts there."""
         value = self.feature_weight * (self._radii[i] + self._radii[j]) ** 2
-        return value + (0.0 if self.table is None else float(self.table.clamp_min(0).max()))
+        if self.table is None:
+            return value
+        rows, columns = self._classes[i], self._classes[j]
+        return value + max(0.0, float(self._host_table[rows][:, columns].max()))
 
     @cached_property
     def _statistics(self) -> list[_Moments]:
@@ -176,7 +186,22 @@ class DotProductCost:
     @cached_property
     def _radii(self) -> list[float]:
         """Largest distance of a point of each cloud from the centre."""
-        return [float(moments.largest) ** 0.5 for moments in self._statistics]
+        return torch.stack([moments.largest for moments in self._statistics]).sqrt().tolist()
+
+    @cached_property
+    def _host_table(self) -> Tensor:
+        """The label table on the host."""
+        assert self.table is not None
+        return self.table.cpu()
+
+    @cached_property
+    def _classes(self) -> list[Tensor]:
+        """Rows of the table that each cloud points at, on the host."""
+        assert self.table is not None
+        present = torch.zeros(len(self.clouds), len(self.table), dtype=torch.bool, device=self.device)
+        for k in range(len(self.clouds)):
+            present[k, self.labels_of(k)] = True
+        return [row.nonzero()[:, 0] for row in present.cpu()]
 
     def labels_of(self, i: int) -> Tensor:
         """``(n,)`` rows of the table of cloud ``i``."""

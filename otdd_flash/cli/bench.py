@@ -15,7 +15,6 @@ from otdd_flash.cli.config import BenchConfig
 from otdd_flash.cli.output import Finished, Row, check_format, deliver, format_bytes
 from otdd_flash.cli.tasks import Job
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.ops import make_operator
 from otdd_flash.ops.api import triton_missing
 from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence
 
@@ -59,10 +58,7 @@ def measure(config: BenchConfig, device: torch.device) -> dict[str, Any]:
 
     first, found = _seconds(solve, device)
     times = sorted(_seconds(solve, device)[0] for _ in range(config.repeats))
-    operator = make_operator(
-        cost, _PROBLEMS if solver.debiased else _PROBLEMS[:1], epsilon=epsilon, backend=execution.backend,
-        precision=execution.precision, memory=execution.memory, memory_budget=execution.memory_budget,
-    )  # fmt: skip
+    operator = execution.operator(cost, _PROBLEMS if solver.debiased else _PROBLEMS[:1], epsilon=epsilon)
     f, g = torch.zeros_like(operator.a), torch.zeros_like(operator.b)
     passes = [_seconds(lambda: operator.marginals(f, g, epsilon), device)[0] for _ in range(config.repeats + 1)][1:]
     return {

@@ -7,16 +7,18 @@ from that, with half of what this prediction missed by at the last move, and fro
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.distance import DistanceOptions
-from otdd_flash.ops import PlanOperator, Problem, make_operator
-from otdd_flash.sinkhorn import Divergence, Execution, SolverOptions, divergence, report_convergence, solve
-from otdd_flash.sinkhorn.divergence import rounding_of
+from otdd_flash.ops import Execution, PlanOperator, Problem
+from otdd_flash.problems import DistanceOptions
+from otdd_flash.sinkhorn import Divergence, SolverOptions, divergence, report_convergence, solve
 from otdd_flash.sinkhorn.solver import Solution
-from otdd_flash.sinkhorn.terms import Term, combine
+from otdd_flash.sinkhorn.terms import Solved, Term, total
 from otdd_flash.types import Potentials
 
 Memory = dict[str, Tensor]
@@ -37,7 +39,7 @@ def solve_to_target(
     Raises:
         OverflowError: costs too large for their precision at this epsilon.
     """
-    epsilon = float(memory["epsilon"]) if memory else _epsilon(cost, options)
+    epsilon = float(memory["epsilon"]) if memory else options.epsilon_for(cost.mean(0, 1))
     _refuse_unresolved(cost, epsilon)
     solver, execution = options.solver(cost.device), options.execution()
     x, y = cost.clouds
@@ -75,13 +77,6 @@ def _refuse_unresolved(cost: DotProductCost, epsilon: float) -> None:
         raise OverflowError(f"costs up to {largest:.1e} cannot be resolved at epsilon {epsilon:.1e} in {dtype}")
 
 
-def _epsilon(cost: DotProductCost, options: DistanceOptions) -> float:
-    if options.epsilon is not None:
-        return options.epsilon
-    mean_cost = cost.mean(0, 1)
-    return options.relative_epsilon * mean_cost if mean_cost > 0 else 1.0
-
-
 def _start(operator: PlanOperator, epsilon: float, memory: Memory, advance: float) -> list[Potentials] | None:
     """Potentials of the last solve, or what they have become by now."""
     if "f" not in memory:
@@ -105,11 +100,7 @@ def _solve(
     """The cross problem and the moving cloud's own; from the start where a warm start leads nowhere."""
     problems: list[Problem] = [(0, 1), (0, 0)] if kept else [(0, 1)]
     term = Term.of(0, range(1, len(problems)), offset=-float(kept["target_dual"]) / 2 if kept else 0.0)
-    operator = make_operator(
-        cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-        tol=solver.tol,
-    )  # fmt: skip
+    operator = execution.operator(cost, problems, epsilon=epsilon, tol=solver.tol)
     initial = _start(operator, epsilon, memory, advance)
     solution = solve(operator, epsilon, solver, terms=[term], initial=initial)
     if initial is not None and not bool(solution.converged.all()):
@@ -119,51 +110,29 @@ def _solve(
 
 def _target_term(cost: DotProductCost, epsilon: float, solver: SolverOptions, execution: Execution) -> Memory:
     """Potentials, values and certificate of ``OT(b, b)``."""
-    operator = make_operator(
-        cost, [(1, 1)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-        tol=solver.tol,
-    )  # fmt: skip
+    operator = execution.operator(cost, [(1, 1)], epsilon=epsilon, tol=solver.tol)
     solution = solve(operator, epsilon, solver, terms=[Term((0,), (1.0,), part=True)])
-    return {
-        "target_g": solution.potentials(0).f.clone(),
-        "target_dual": solution.dual[0].clone(),
-        "target_primal": solution.primal[0].clone(),
-        "target_rounding": torch.tensor(rounding_of(solution, Term((0,), (-0.5,))), dtype=torch.float64),
-        "target_error": solution.marginal_error[0].clone(),
-        "target_iterations": solution.iterations[0].clone(),
-        "target_converged": solution.converged[0].clone(),
-    }
+    part = solution.solved(0)
+    kept = {f"target_{name}": torch.tensor(getattr(part, name)) for name in ("iterations", "converged")}
+    for name in ("dual", "primal", "rounding", "marginal_error", "mass"):
+        kept[f"target_{name}"] = torch.tensor(getattr(part, name), dtype=torch.float64)
+    return {"target_g": solution.potentials(0).f.clone(), **kept}
 
 
 def _summary(cost: DotProductCost, solution: Solution, kept: Memory) -> Divergence:
     """The divergence with the certificate of all its problems."""
-    names = ["cross", "source self", "target self"]
-    columns = {
-        "dual": solution.dual, "primal": solution.primal, "marginal_error": solution.marginal_error,
-        "iterations": solution.iterations, "converged": solution.converged,
-    }  # fmt: skip
+    parts = [solution.solved(p) for p in range(len(solution.dual))]
     if kept:
-        theirs = ("target_dual", "target_primal", "target_error", "target_iterations", "target_converged")
-        columns = {
-            name: torch.cat([column, kept[key].reshape(1).to(column)])
-            for (name, column), key in zip(columns.items(), theirs, strict=True)
-        }
-    count = len(columns["dual"])
-    bounds = combine(Term.of(0, range(1, count)), columns["dual"], columns["primal"])
-    cross = solution.potentials(0)
-    rounding = rounding_of(solution, Term.of(0, range(1, len(solution.dual)))) + (
-        float(kept["target_rounding"]) if kept else 0.0
-    )
-    certificates = [
-        {"problem": name, **{key: column[p].item() for key, column in columns.items()}}
-        for p, name in enumerate(names[:count])
-    ]
+        held: dict[str, Any] = {field.name: kept[f"target_{field.name}"].item() for field in fields(Solved)}
+        parts.append(Solved(**held))
+    names = ("cross", "source self", "target self")
+    found = total(parts)._replace(iterations=int(solution.iterations.max()))
     return Divergence(
-        value=bounds.value, primal=bounds.primal, gap=bounds.gap, rounding=rounding, error=bounds.error + rounding,
-        marginal_error=float(columns["marginal_error"].max()), iterations=int(solution.iterations.max()),
-        converged=bool(columns["converged"].all()), epsilon=solution.epsilon, debiased=bool(kept), potentials=cross,
+        **found._asdict(), epsilon=solution.epsilon, debiased=bool(kept), potentials=solution.potentials(0),
         self_potentials=(solution.potentials(1).f, kept["target_g"]) if kept else None, cost=cost,
-        info=solution.operator.info, certificates=tuple(certificates), operator=solution.operator,
+        info=solution.operator.info, operator=solution.operator,
         rho=(solution.options.rho_x, solution.options.rho_y),
+        certificates=tuple(
+            {"problem": name, **part.certificate()} for name, part in zip(names, parts, strict=False)
+        ),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from otdd_flash.checks import check_fields, check_flag, check_number, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels.samples import ClassSample
-from otdd_flash.ops import Problem, make_operator
+from otdd_flash.ops import Problem
 from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
 from otdd_flash.sinkhorn.batch import own_frames
 from otdd_flash.sinkhorn.divergence import rounding_of
@@ -120,12 +120,8 @@ def solve_classes(
     """
     assert settings.epsilon is not None
     clouds = [PointCloud(sample.points, sample.weights) for sample in classes]
-    how = settings.execution
-    operator = make_operator(
-        DotProductCost.build(own_frames(clouds, problems)), problems, epsilon=settings.epsilon, backend=how.backend,
-        precision=how.precision, memory=how.memory, memory_budget=how.memory_budget, deterministic=how.deterministic,
-        tol=settings.options.tol,
-    )  # fmt: skip
+    cost = DotProductCost.build(own_frames(clouds, problems))
+    operator = settings.execution.operator(cost, problems, epsilon=settings.epsilon, tol=settings.options.tol)
     solution = solve(operator, settings.epsilon, settings.options, terms=terms, progress=progress)
     _warn_unconverged(solution, classes)
     return solution

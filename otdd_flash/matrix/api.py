@@ -13,18 +13,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from otdd_flash.checks import check_path, check_text
-from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import not_converged, warn
 from otdd_flash.matrix.assemble import assemble, failure_key, failure_record, read_folder, write_index
 from otdd_flash.matrix.moments import Moments
-from otdd_flash.matrix.pool import InProcess, Item, Outcome, Processes, resolve_devices, threads_per_worker, tiled
+from otdd_flash.matrix.pool import (
+    Batch,
+    InProcess,
+    Item,
+    Outcome,
+    Processes,
+    resolve_devices,
+    threads_per_worker,
+    tiled,
+)
 from otdd_flash.matrix.result import DistanceMatrix, Failure
 from otdd_flash.matrix.screening import MatrixScreening, all_pairs, screened, settle_screener, sketch_key
-from otdd_flash.matrix.settings import Settings, make_options, settle
+from otdd_flash.matrix.settings import MatrixSettings, make_options, settle
 from otdd_flash.matrix.sources import SetSource, as_sources, spill
 from otdd_flash.matrix.store import Store
-from otdd_flash.matrix.worker import Worker
+from otdd_flash.matrix.worker import Member, Worker
+from otdd_flash.problems import DistanceOptions, Frames, Shape, batches, score_limit
 from otdd_flash.progress import counter
 from otdd_flash.screening import Screen
 from otdd_flash.screening.cut import check_screen
@@ -121,6 +132,7 @@ class _Run:
     screen: Screen | None = None
     pool: Any = None
     failed: set[tuple[str, ...]] = field(default_factory=set)
+    devices: dict[int, torch.device] = field(default_factory=dict)  # where workers have the sets
     computed: int = 0
     reused: int = 0
 
@@ -140,11 +152,12 @@ class _Run:
 
     def _summaries(self) -> dict[int, dict[str, Any]]:
         """By position, of the sets that could be loaded."""
-        items = [Item((source.name,), "summarise", (i,)) for i, source in enumerate(self.sources)]
+        batches = [Batch("summarise", None, (Item((source.name,), i),)) for i, source in enumerate(self.sources)]
         found = {}
-        for outcome in self._outcomes(items, "sets"):
+        for outcome in self._outcomes(batches, "sets"):
             if outcome.error is None:
-                found[outcome.item.arguments[0]] = outcome.value
+                found[outcome.item.argument] = outcome.value
+        self.devices = {i: summary.pop("device") for i, summary in found.items()}
         return dict(sorted(found.items()))
 
     def _screening(
@@ -154,51 +167,75 @@ class _Run:
         screener = settle_screener(screen, self.options, [moments[key] for key in sorted(moments)], self.store)
         keys = {i: sketch_key(screener, summary["fingerprint"]) for i, summary in summaries.items()}
         found = {i: self.store.read_tensors("sketches", key) for i, key in keys.items()}
-        items = [
-            Item((self.sources[i].name,), "sketch", (screener, i, summaries[i]["fingerprint"]))
+        batches = [
+            Batch("sketch", screener, (Item((self.sources[i].name,), (i, summaries[i]["fingerprint"])),))
             for i, sketch in found.items()
             if sketch is None
         ]
-        for outcome in self._outcomes(items, "screen"):
-            i = outcome.item.arguments[1]
+        for outcome in self._outcomes(batches, "screen"):
+            i = outcome.item.argument[0]
             found[i] = self.store.read_tensors("sketches", keys[i])
         return screened(screener, {i: sketch for i, sketch in found.items() if sketch}, len(self.sources))
 
     def _work(
-        self, settings: Settings, summaries: dict[int, dict[str, Any]], screening: MatrixScreening | None
+        self, settings: MatrixSettings, summaries: dict[int, dict[str, Any]], screening: MatrixScreening | None
     ) -> None:
         """The items of this part that are not in the store yet."""
         prints = {i: summary["fingerprint"] for i, summary in summaries.items()}
+        moments = {i: summaries[i]["moments"] for i in sorted(summaries, key=prints.__getitem__)}
+        frames = Frames.of({i: (found.mean, float(found.spread)) for i, found in moments.items()})
+        shapes = {i: Shape(s["n"], len(s["classes"]), frames.frame[i]) for i, s in summaries.items()}
         selves, pairs = _work_list(prints, settings, all_pairs(list(prints), screening))
         index, count = self.part
         mine = set((list(selves) + list(pairs))[index::count])
-        for kind, items in (("selves", selves), ("pairs", pairs)):
-            todo = []
+        todo: list[list[tuple[int, ...]]] = [[], []]
+        for stage, (kind, items) in enumerate((("selves", selves), ("pairs", pairs))):
             for key, positions in items.items():
                 if key not in mine or any((self.sources[i].name,) in self.failed for i in positions):
                     continue
                 if self.store.read(kind, key) is not None:
                     self.reused += 1
                 else:
-                    todo.append(self._item(kind, positions, prints, settings))
-            for outcome in self._outcomes(todo, kind):
+                    todo[stage].append(positions)
+        # one worker solves them side by side; among several, a pair would not know the self terms of another worker
+        for part in [todo[0] + todo[1]] if self.pool.count == 1 else todo:
+            for outcome in self._outcomes(self._batches(settings, part, prints, shapes, frames), "terms"):
                 self.computed += outcome.error is None
 
-    def _item(self, kind: str, positions: tuple[int, ...], prints: dict[int, str], settings: Settings) -> Item:
-        names = tuple(self.sources[i].name for i in positions)
-        if kind == "selves":
-            return Item(names, "self_term", (settings, positions[0], prints[positions[0]]))
-        return Item(names, "pair_term", (settings, positions, tuple(prints[i] for i in positions)))
+    def _batches(
+        self, settings: MatrixSettings, todo: Sequence[tuple[int, ...]], prints: dict[int, str],
+        shapes: dict[int, Shape], frames: Frames,
+    ) -> list[Batch]:  # fmt: skip
+        """Problems to solve together: as many as fit, and no more than leave all workers something to do."""
+        item = {
+            (at[0], at[-1]): Item(
+                tuple(self.sources[i].name for i in at), Member.of(at, [prints[i] for i in at])
+            )
+            for at in todo
+        }  # fmt: skip
+        if not todo:
+            return []
+        most = -(-len(todo) // self.pool.count)
+        limit = score_limit(self.options, self.devices[todo[0][0]], share=self.pool.share)
+        return [
+            Batch(
+                "terms",
+                (settings, frames.origin(*part[0])),
+                tuple(item[pair] for pair in part[start : start + most]),
+            )
+            for part in batches(shapes, item, limit)
+            for start in range(0, len(part), most)
+        ]
 
-    def _outcomes(self, items: Sequence[Item], title: str) -> Iterator[Outcome]:
-        """Run items, keep count on stderr and failures in the record."""
-        with counter(title, len(items), enabled=self.options.progress) as step:
-            for outcome in self.pool.run(items):
+    def _outcomes(self, batches: Sequence[Batch], title: str) -> Iterator[Outcome]:
+        """Run batches, keep count of items on stderr and failures in the record."""
+        with counter(title, sum(len(batch.items) for batch in batches), enabled=self.options.progress) as step:
+            for outcome in self.pool.run(batches):
                 step()
                 names = outcome.item.names
                 if outcome.error is None:
                     self.store.remove("failures", failure_key(names))
-                else:
+                elif len(names) == 1 or not any((name,) in self.failed for name in names):
                     kind, message, trace = outcome.error
                     self.failed.add(names)
                     self.store.write("failures", failure_key(names), failure_record(Failure(names, kind, message)))
@@ -208,16 +245,16 @@ class _Run:
 
 
 def _work_list(
-    prints: dict[int, str], settings: Settings, wanted: Iterable[tuple[int, int]]
+    prints: dict[int, str], settings: MatrixSettings, wanted: Iterable[tuple[int, int]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
     """Self terms and pairs by key, each content once; equal sets make no pair, they are at distance zero."""
     selves: dict[str, tuple[int, ...]] = {}
     pairs: dict[str, tuple[int, ...]] = {}
     for i, fingerprint in prints.items():
-        selves.setdefault(settings.self_key(fingerprint), (i,))
+        selves.setdefault(settings.key(fingerprint), (i,))
     for i, j in tiled(list(wanted)):
         if prints[i] != prints[j]:
-            pairs.setdefault(settings.pair_key(prints[i], prints[j]), (i, j))
+            pairs.setdefault(settings.key(prints[i], prints[j]), (i, j))
     return selves, pairs
 
 
@@ -227,7 +264,8 @@ def _pool(run: _Run, devices: list[str | None], stack: ExitStack) -> InProcess |
         return InProcess(Worker(run.sources, run.options, run.store, device=devices[0]))
     scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="otdd-sets-"))
     build = partial(_build_worker, spill(run.sources, Path(scratch)), run.options, run.store, devices)
-    return Processes(build, len(devices), threads_per_worker(len(devices)))
+    share = max(devices.count(device) for device in devices)
+    return Processes(build, len(devices), threads_per_worker(len(devices)), share=share)
 
 
 def _build_worker(

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from otdd_flash.distance import DistanceOptions
 from otdd_flash.matrix.result import DistanceMatrix, Failure
 from otdd_flash.matrix.screening import MatrixScreening, all_pairs
-from otdd_flash.matrix.settings import Settings, method_name
+from otdd_flash.matrix.settings import MatrixSettings, method_name
 from otdd_flash.matrix.store import Store, content_key
-from otdd_flash.sinkhorn.terms import Bounds, Term, combine
+from otdd_flash.problems import DistanceOptions
+from otdd_flash.sinkhorn.terms import Solved, total
 
 _INDEX = (".", "matrix")
 _SCREENING = (".", "screening")
@@ -29,7 +29,7 @@ def write_index(
     store: Store,
     names: Sequence[str],
     summaries: dict[int, dict[str, Any]],
-    settings: Settings,
+    settings: MatrixSettings,
     notes: Sequence[str],
     screening: MatrixScreening | None,
 ) -> None:
@@ -57,7 +57,7 @@ def read_folder(store: Store) -> DistanceMatrix:
             f"{store.path(*_INDEX)} is not there or is damaged: run pairwise(..., folder=...) first"
         )
     options = DistanceOptions(**index["options"])
-    settings = Settings(options, index["epsilon"], index["label_epsilon"], index["reference_cost"])
+    settings = MatrixSettings(options, index["epsilon"], index["label_epsilon"], index["reference_cost"])
     summaries = {i: summary for i, summary in enumerate(index["sets"]) if summary is not None}
     screening = MatrixScreening.read(store, *_SCREENING) if index.get("screened") else None
     return assemble(store, index["names"], summaries, settings, index["notes"], screening)
@@ -74,7 +74,7 @@ def assemble(
     store: Store,
     names: Sequence[str],
     summaries: dict[int, dict[str, Any]],
-    settings: Settings,
+    settings: MatrixSettings,
     notes: Sequence[str],
     screening: MatrixScreening | None,
 ) -> DistanceMatrix:
@@ -92,7 +92,7 @@ def assemble(
     values = torch.full((k, k), math.nan, dtype=torch.float64)
     errors = values.clone()
     prints = {i: summary["fingerprint"] for i, summary in summaries.items()}
-    selves = {i: store.read("selves", settings.self_key(fingerprint)) for i, fingerprint in prints.items()}
+    selves = {i: store.read("selves", settings.key(fingerprint)) for i, fingerprint in prints.items()}
     certificates = {}
     for i, own in selves.items():
         if settings.options.debiased:
@@ -116,31 +116,25 @@ def assemble(
 
 
 def _pair(
-    store: Store, settings: Settings, prints: tuple[str, str], selves: tuple[dict | None, dict | None]
+    store: Store, settings: MatrixSettings, prints: tuple[str, str], selves: tuple[dict | None, dict | None]
 ) -> dict[str, Any] | None:
     """The certificate of one pair, or ``None`` where an item of it is missing."""
     first, second = selves
-    cross = first if prints[0] == prints[1] else store.read("pairs", settings.pair_key(*prints))
+    cross = first if prints[0] == prints[1] else store.read("pairs", settings.key(*prints))
     if cross is None or first is None or second is None:
         return None
-    factor = 0.5 if settings.options.debiased else 0.0
-    used = [cross, first, second] if factor else [cross]
-    identical = prints[0] == prints[1] and factor > 0
-
-    term = Term.of(0, range(1, len(used)))
-    dual, primal = (torch.tensor([part[name] for part in used], dtype=torch.float64) for name in ("dual", "primal"))
-    bounds = Bounds(0.0, 0.0, 0.0, 0.0) if identical else combine(term, dual, primal)
-    rounding = 0.0 if identical else cross["rounding"] + factor * (first["rounding"] + second["rounding"])
+    debiased = settings.options.debiased
+    used = [cross, first, second] if debiased else [cross]
+    found = total([_solved(part) for part in used])
+    if debiased and prints[0] == prints[1]:
+        found = found._replace(value=0.0, primal=0.0, gap=0.0, rounding=0.0, error=0.0)
     table = cross.get("label_table")
     if table is not None and prints[0] > prints[1]:
         table = [list(column) for column in zip(*table, strict=True)]
-    largest = [part["marginal_error"] for part in used]
     return {
-        "value": bounds.value, "root": math.sqrt(max(bounds.value, 0.0)),
-        "converged": all(part["converged"] for part in used),
-        "marginal_error": None if None in largest else max(largest),
-        "iterations": max(part["iterations"] for part in used),
-        "primal": bounds.primal, "gap": bounds.gap, "error": bounds.error + rounding,
+        "value": found.value, "root": math.sqrt(max(found.value, 0.0)), "converged": found.converged,
+        "marginal_error": found.marginal_error if math.isfinite(found.marginal_error) else None,
+        "iterations": found.iterations, "primal": found.primal, "gap": found.gap, "error": found.error,
         "cross": cross["dual"], "source_self": first["dual"],
         "target_self": second["dual"], "mean_cost": cross["mean_cost"],
         "relative_epsilon": settings.epsilon / cross["mean_cost"] if cross["mean_cost"] > 0 else 0.0,
@@ -148,6 +142,15 @@ def _pair(
         "device": cross["device"], "seconds": cross["seconds"], "versions": cross["versions"],
         "notes": list(dict.fromkeys(note for part in used for note in part["notes"])), "label_table": table,
     }  # fmt: skip
+
+
+def _solved(record: dict[str, Any]) -> Solved:
+    """A stored problem."""
+    error = record["marginal_error"]
+    return Solved(
+        record["dual"], record["primal"], record["rounding"], math.inf if error is None else error,
+        record["iterations"], record["converged"],
+    )  # fmt: skip
 
 
 def _failures(store: Store, names: Sequence[str], screening: MatrixScreening | None) -> Iterable[Failure]:

@@ -10,28 +10,44 @@ import os
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from otdd_flash.checks import check_count
 from otdd_flash.errors import optional_import
-from otdd_flash.matrix.worker import Worker
+from otdd_flash.matrix.worker import Result, Worker
 
+_Answer = tuple[Any, tuple[str, str, str] | None]  # the value of an item, or type, message and trace of its error
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One call of a worker's method; ``names`` are the sets that it is about."""
+    """One piece of work; ``names`` are the sets that it is about."""
 
     names: tuple[str, ...]
+    argument: Any
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of a worker's method, for one item or for some that are better done together.
+
+    Args:
+        method: takes ``shared`` and the arguments of all items, and returns a :class:`Result` for each.
+        shared: what all batches have in common.
+        items: at least one.
+    """
+
     method: str
-    arguments: tuple[Any, ...]
+    shared: Any
+    items: tuple[Item, ...]
 
 
 @dataclass(frozen=True)
@@ -80,45 +96,59 @@ def threads_per_worker(workers: int) -> int:
 class InProcess:
     """All items here, one after another."""
 
+    count, share = 1, 1
+
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def run(self, items: Iterable[Item]) -> Iterator[Outcome]:
+    def run(self, batches: Iterable[Batch]) -> Iterator[Outcome]:
         """Outcomes in order."""
-        for item in items:
-            yield Outcome(item, *_call(self._worker, item))
+        for batch in batches:
+            yield from _outcomes(batch, _call(self._worker, batch))
 
     def close(self) -> None:
         """Nothing to end."""
 
 
 class Processes:
-    """A process for each worker; items go to whichever is free.
+    """A process for each worker; batches go to whichever is free.
 
     Args:
         build: makes worker ``i``; sent to its process once.
         count: workers.
         threads: of torch and its libraries in each.
+        share: the most workers that share a device.
     """
 
-    def __init__(self, build: Callable[[int], Worker], count: int, threads: int) -> None:
-        self._build, self._threads = build, threads
+    def __init__(self, build: Callable[[int], Worker], count: int, threads: int, *, share: int = 1) -> None:
+        self._build, self._threads, self.count, self.share = build, threads, count, share
         self._executors: list[Any] = [None] * count
 
-    def run(self, items: Iterable[Item]) -> Iterator[Outcome]:
-        """Outcomes as they come."""
-        waiting = iter(items)
-        running: dict[Future, tuple[int, Item]] = {}
+    def run(self, batches: Iterable[Batch]) -> Iterator[Outcome]:
+        """Outcomes as they come; the items of a batch whose process died are tried again one by one."""
+        waiting, again = iter(batches), deque[Batch]()
+        running: dict[Future, tuple[int, Batch]] = {}
+
+        def submit(slot: int) -> None:
+            batch = again.popleft() if again else next(waiting, None)
+            if batch is None:
+                return
+            if self._executors[slot] is None:
+                self._executors[slot] = self._start(slot)
+            running[self._executors[slot].submit(_call_here, batch)] = (slot, batch)
+
         for slot in range(len(self._executors)):
-            self._submit(slot, waiting, running)
+            submit(slot)
         while running:
             # short waits leave the main thread open to signals on every platform
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
-                slot, item = running.pop(future)
-                outcome = self._outcome(future, slot, item)
-                self._submit(slot, waiting, running)
-                yield outcome
+                slot, batch = running.pop(future)
+                results = self._results(future, slot, batch)
+                if results is None:
+                    again.extend(replace(batch, items=(item,)) for item in batch.items)
+                submit(slot)
+                yield from _outcomes(batch, results or [])
 
     def close(self) -> None:
         """End all processes, at once: finished items are in the store."""
@@ -127,14 +157,6 @@ class Processes:
             if executor is not None:
                 executor.shutdown(wait=True, kill_workers=True)
 
-    def _submit(self, slot: int, waiting: Iterator[Item], running: dict[Future, tuple[int, Item]]) -> None:
-        item = next(waiting, None)
-        if item is None:
-            return
-        if self._executors[slot] is None:
-            self._executors[slot] = self._start(slot)
-        running[self._executors[slot].submit(_call_here, item)] = (slot, item)
-
     def _start(self, slot: int) -> Any:
         loky = optional_import("joblib.externals.loky", needed_for="several workers", extra="dist")
         return loky.ProcessPoolExecutor(
@@ -142,14 +164,22 @@ class Processes:
             env=dict.fromkeys(_THREAD_VARIABLES, str(self._threads)),
         )  # fmt: skip
 
-    def _outcome(self, future: Future, slot: int, item: Item) -> Outcome:
+    def _results(self, future: Future, slot: int, batch: Batch) -> list[_Answer] | None:
+        """The answers of a batch; ``None`` where its process died and there is more than one item to tell apart."""
         error = future.exception()
         if error is None:
-            return Outcome(item, *future.result())
+            return future.result()
         executor, self._executors[slot] = self._executors[slot], None
         executor.shutdown(wait=False, kill_workers=True)
+        if len(batch.items) > 1:
+            return None
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return Outcome(item, None, (type(error).__name__, f"the worker process died: {first}", ""))
+        return [(None, (type(error).__name__, f"the worker process died: {first}", ""))]
+
+
+def _outcomes(batch: Batch, answers: Iterable[_Answer]) -> Iterator[Outcome]:
+    """The answers of a batch with their items."""
+    return (Outcome(item, *answer) for item, answer in zip(batch.items, answers, strict=False))
 
 
 _HERE: list[Worker] = []
@@ -169,17 +199,22 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _call_here(item: Item) -> tuple[Any, tuple[str, str, str] | None]:
-    return _call(_HERE[0], item)
+def _call_here(batch: Batch) -> list[_Answer]:
+    return _call(_HERE[0], batch)
 
 
-def _call(worker: Worker, item: Item) -> tuple[Any, tuple[str, str, str] | None]:
-    """The value of an item, or its error in words: one that fails does not end the run."""
+def _call(worker: Worker, batch: Batch) -> list[_Answer]:
+    """The value of each item, or its error in words: one that fails does not end the run."""
     try:
         with _current(worker.device):
-            return getattr(worker, item.method)(*item.arguments), None
+            results = getattr(worker, batch.method)(batch.shared, [item.argument for item in batch.items])
     except Exception as error:
-        return None, (type(error).__name__, str(error), traceback.format_exc())
+        results = [Result(error=error)] * len(batch.items)
+    return [(result.value, None if result.error is None else _in_words(result.error)) for result in results]
+
+
+def _in_words(error: Exception) -> tuple[str, str, str]:
+    return type(error).__name__, str(error), "".join(traceback.format_exception(error))
 
 
 def _current(device: str | None) -> AbstractContextManager[Any]:

@@ -8,45 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from otdd_flash.arguments import settled
-from otdd_flash.distance import DistanceOptions
 from otdd_flash.labels import METHODS, LabelSinkhorn
 from otdd_flash.matrix.moments import Moments, reference_class_cost, reference_cost
 from otdd_flash.matrix.store import Store, content_key
+from otdd_flash.problems import DistanceOptions, Settings
 
 _LABEL_FRACTION = LabelSinkhorn().relative_epsilon
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Options with every epsilon settled.
-
-    Args:
-        options: as given.
-        epsilon: of all transport problems, in units of the cost.
-        label_epsilon: of all class-to-class problems; ``None`` where there are none.
-        reference_cost: what ``relative_epsilon`` was a fraction of; ``None`` for an absolute epsilon.
-    """
-
-    options: DistanceOptions
-    epsilon: float
-    label_epsilon: float | None = None
-    reference_cost: float | None = None
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the cost has a label part."""
-        return self.options.label_distance is not None and self.options.label_weight > 0
-
-    def label_sinkhorn(self) -> LabelSinkhorn | None:
-        """Solver of the class-to-class problems, where the method needs one."""
-        if self.options.label_distance != "sinkhorn" or not self.labelled:
-            return None
-        solver = replace(self.options.solver(_cpu()), rho_x=None, rho_y=None)
-        return LabelSinkhorn(
-            epsilon=self.label_epsilon, debiased=self.options.debiased, options=solver,
-            execution=self.options.execution(),
-        )  # fmt: skip
+class MatrixSettings(Settings):
+    """Settings with the keys under which finished work is kept."""
 
     def numbers(self) -> dict[str, Any]:
         """Everything that a transport value depends on besides the data, JSON-safe."""
@@ -58,7 +33,7 @@ class Settings:
         """Everything that a label table depends on besides the data."""
         if not self.labelled:
             return None
-        sinkhorn = self.label_sinkhorn()
+        sinkhorn = self.label_sinkhorn(torch.device("cpu"))
         return {
             "method": method_name(self.options.label_distance),
             **({} if sinkhorn is None else {**sinkhorn.parameters(), "relative_epsilon": None}),
@@ -68,19 +43,10 @@ class Settings:
         """Key of one set's own label table."""
         return content_key("labels", fingerprint, self.label_numbers())
 
-    def self_key(self, fingerprint: str) -> str:
-        """Key of one set's self term."""
-        return content_key("self", fingerprint, self.numbers())
-
-    def pair_key(self, first: str, second: str) -> str:
-        """Key of a pair's cross term; the same for either order."""
-        return content_key("pair", *sorted((first, second)), self.numbers())
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")
+    def key(self, *fingerprints: str) -> str:
+        """Key of a set's self term, or of a pair's cross term: the same for either order."""
+        kind = "self" if len(fingerprints) == 1 else "pair"
+        return content_key(kind, *sorted(fingerprints), self.numbers())
 
 
 def method_name(method: Any) -> str | None:
@@ -122,7 +88,9 @@ def make_options(
     return chosen if chosen.reach_x is None else replace(chosen, reach=chosen.reach_x, reach_x=None, reach_y=None)
 
 
-def settle(options: DistanceOptions, moments: Mapping[str, Moments], store: Store) -> tuple[Settings, tuple[str, ...]]:
+def settle(
+    options: DistanceOptions, moments: Mapping[str, Moments], store: Store
+) -> tuple[MatrixSettings, tuple[str, ...]]:
     """Epsilons for these options, taken from the sets the first time and kept in the store from then on.
 
     A later run in the same folder with more sets, or with a broken one mended, keeps the epsilon of the first, so that
@@ -149,7 +117,7 @@ def settle(options: DistanceOptions, moments: Mapping[str, Moments], store: Stor
                 f"{name} {theirs:.6g} is kept from the first run in this folder; today's sets alone would give "
                 f"{ours:.6g} (a new folder takes that)"
             )
-    return Settings(options, kept["epsilon"], kept["label_epsilon"], kept["reference_cost"]), tuple(notes)
+    return MatrixSettings(options, kept["epsilon"], kept["label_epsilon"], kept["reference_cost"]), tuple(notes)
 
 
 def _asked(options: DistanceOptions) -> dict[str, Any]:
@@ -175,7 +143,7 @@ def epsilons(
             pairs, feature_weight=options.feature_weight, label_weight=options.label_weight,
             label_distance=options.label_distance,
         )  # fmt: skip
-        epsilon = options.relative_epsilon * reference if reference > 0 else 1.0
+        epsilon = options.epsilon_for(reference)
     label_epsilon = None
     if options.label_distance == "sinkhorn" and options.label_weight > 0:
         scale = reference_class_cost(moments)

@@ -1,4 +1,4 @@
-"""What one worker does: take a set's moments, solve a self term, solve a cross term. Results go to the store."""
+"""What one worker does: take a set's moments, solve a batch of self and cross terms. Results go to the store."""
 
 from __future__ import annotations
 
@@ -7,38 +7,57 @@ import os
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import otdd_flash
-from otdd_flash.augment import augment
-from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.distance import DistanceOptions
-from otdd_flash.labels import LabelDistances, check_pair
-from otdd_flash.labels.blocks import ClassStatistics, CrossTable, class_statistics, cross_table
+from otdd_flash.labels.blocks import ClassStatistics, class_statistics
 from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.screening import sketch_key
-from otdd_flash.matrix.settings import Settings
+from otdd_flash.matrix.settings import MatrixSettings
 from otdd_flash.matrix.sources import SetSource
 from otdd_flash.matrix.store import Store, content_key
+from otdd_flash.problems import DistanceOptions, Side, SolvedPairs, place, solve_pairs
 from otdd_flash.screening.screener import Screener
-from otdd_flash.sinkhorn import Divergence, divergence
 from otdd_flash.types import LabeledDataset
 
 _CACHE_BYTES = 4 << 30
 _CHANGED = "{} was loaded twice with different content: fix its order and its seed"
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A data set on the worker's device with its class statistics (``None`` for a cost without labels)."""
+@dataclass(frozen=True)
+class Member:
+    """One problem of a batch.
 
-    dataset: LabeledDataset
-    classes: ClassStatistics | None
+    Args:
+        sets: position and fingerprint of a set (its self term) or of two (their cross term), which is always solved
+            from the smaller fingerprint to the larger.
+    """
+
+    sets: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, positions: Sequence[int], fingerprints: Sequence[str]) -> Member:
+        """The problem of these sets."""
+        return cls(tuple(sorted(zip(positions, fingerprints, strict=True), key=lambda end: end[1])))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Positions of both sides."""
+        return self.sets[0][0], self.sets[-1][0]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came of an item: a value (of a term none, it is stored), or an error."""
+
+    value: Any = None
+    error: Exception | None = None
 
 
 class Worker:
@@ -63,11 +82,14 @@ class Worker:
     ) -> None:
         self.sources, self.store, self.device = list(sources), store, device
         self.options = replace(options, device=None, memory_budget=_fair_budget(options, device, share))
-        self._cache: OrderedDict[tuple[int, str | None], Prepared] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str | None], Side] = OrderedDict()
         self._limit = _CACHE_BYTES // share
 
-    def summarise(self, position: int) -> dict[str, Any]:
-        """Load a set: its size, fingerprint and :class:`Moments`, which are stored by content."""
+    def summarise(self, _shared: None, positions: Sequence[int]) -> list[Result]:
+        """Load sets: size, fingerprint and :class:`Moments`, which are stored by content."""
+        return [Result(self._summary(position)) for position in positions]
+
+    def _summary(self, position: int) -> dict[str, Any]:
         dataset = self._load(position)
         key = content_key("moments", dataset.fingerprint)
         held = self.store.read_tensors("sets", key)
@@ -78,63 +100,92 @@ class Worker:
             "name": dataset.name, "fingerprint": dataset.fingerprint, "n": dataset.n, "d": dataset.d,
             "classes": list(dataset.class_names), "counts": dataset.class_counts.tolist(),
             "notes": list(dataset.notes), "dropped": dict(dataset.dropped), "moments": moments,
+            "device": dataset.x.device,
         }  # fmt: skip
 
-    def sketch(self, screener: Screener, position: int, fingerprint: str) -> None:
-        """Sum up a set for the screen."""
-        dataset = self._load(position)
-        if dataset.fingerprint != fingerprint:
-            raise ValueError(_CHANGED.format(dataset.name))
-        self.store.write_tensors("sketches", sketch_key(screener, fingerprint), screener.sketch(dataset))
+    def sketch(self, screener: Screener, sets: Sequence[tuple[int, str]]) -> list[Result]:
+        """Sum up sets, by position and fingerprint, for the screen."""
+        for position, fingerprint in sets:
+            dataset = self._load(position)
+            if dataset.fingerprint != fingerprint:
+                raise ValueError(_CHANGED.format(dataset.name))
+            self.store.write_tensors("sketches", sketch_key(screener, fingerprint), screener.sketch(dataset))
+        return [Result()] * len(sets)
 
-    def self_term(self, settings: Settings, position: int, fingerprint: str) -> dict[str, Any]:
-        """``OT_eps(a, a)`` of a set under its own label table."""
+    def terms(self, shared: tuple[MatrixSettings, Tensor | None], members: Sequence[Member]) -> list[Result]:
+        """Solve self terms and cross terms as one batch, each stored by its key.
+
+        One that fails leaves the others: they are solved one by one then.
+
+        Args:
+            shared: the settings, and where the costs are centred.
+            members: the terms.
+        """
+        settings, origin = shared
+        ready: dict[int, Side | Exception] = {}
+        notes: dict[int, list[str]] = {}
+        for member in members:
+            for position, fingerprint in member.sets:
+                if position not in ready:
+                    with _collected() as notes[position]:
+                        ready[position] = _caught(self._prepare, settings, position, fingerprint)
+        results: list[Result | None] = [_first_error(ready, member) for member in members]
+        sound = [k for k, result in enumerate(results) if result is None]
+        for k, result in zip(
+            sound, self._together(settings, origin, [members[k] for k in sound], ready, notes), strict=True
+        ):
+            results[k] = result
+        return [result for result in results if result is not None]
+
+    def _together(
+        self, settings: MatrixSettings, origin: Tensor | None, members: Sequence[Member], ready: dict[int, Any],
+        notes: dict[int, list[str]],
+    ) -> list[Result]:  # fmt: skip
+        """Members whose sets are all there, in one batch, or where that fails one by one."""
+        if not members:
+            return []
+        prints = {position: fingerprint for member in members for position, fingerprint in member.sets}
+        positions = sorted(prints, key=prints.__getitem__)  # the order of the sets must not matter to the last bit
+        at = {position: k for k, position in enumerate(positions)}
+        sides = [ready[position] for position in positions]
         start = time.perf_counter()
-        with _collected() as notes:
-            ready = self._prepare(settings, position, fingerprint)
-            found = self._solve(self_cost(ready, settings.options), settings)
-        record = _record(found, ready.dataset, ready.dataset, time.perf_counter() - start, notes)
-        _with_label_error(record, ready.classes, settings.options)
-        self.store.write("selves", settings.self_key(fingerprint), record)
-        return record
+        try:
+            with _collected() as said:
+                pairs = [(at[member.ends[0]], at[member.ends[1]]) for member in members]
+                found = solve_pairs(
+                    sides, pairs, self._here(settings), origin=origin, selves=self._selves(settings, prints, at)
+                )
+        except Exception as error:  # whatever one of them does, the others are still solved
+            if len(members) == 1:
+                return [Result(error=error)]
+            return [result for member in members for result in self._together(settings, origin, [member], ready, notes)]
+        seconds = (time.perf_counter() - start) / len(members)
+        for k, member in enumerate(members):
+            told = [note for position, _ in member.sets for note in notes[position]]
+            told += [] if found.values[k].converged else said
+            record = _record(found, k, [ready[p].dataset for p in member.ends], seconds, list(dict.fromkeys(told)))
+            ends = [fingerprint for _, fingerprint in member.sets]
+            if len(ends) > 1:
+                record["fingerprints"] = ends
+                table = found.tables[k]
+                record["label_table"] = None if table is None else table.table.tolist()
+            self.store.write("selves" if len(ends) == 1 else "pairs", settings.key(*ends), record)
+        return [Result() for _ in members]
 
-    def pair_term(
-        self, settings: Settings, positions: tuple[int, int], fingerprints: tuple[str, str]
-    ) -> dict[str, Any]:
-        """``OT_eps(a, b)`` of two sets, always solved from the smaller fingerprint to the larger."""
-        start = time.perf_counter()
-        if fingerprints[0] > fingerprints[1]:
-            positions, fingerprints = positions[::-1], fingerprints[::-1]
-        with _collected() as notes:
-            first, second = (
-                self._prepare(settings, position, fingerprint)
-                for position, fingerprint in zip(positions, fingerprints, strict=True)
-            )
-            cost, table = cross_cost(first, second, settings)
-            found = self._solve(cost, settings)
-        record = _record(found, first.dataset, second.dataset, time.perf_counter() - start, notes)
-        record["fingerprints"] = list(fingerprints)
-        record["label_table"] = None if table is None else table.table.tolist()
-        _with_label_error(record, table, settings.options)
-        self.store.write("pairs", settings.pair_key(*fingerprints), record)
-        return record
+    def _selves(self, settings: MatrixSettings, prints: dict[int, str], at: dict[int, int]) -> dict[int, float]:
+        """Values of the self terms that are stored already, by place in the batch."""
+        stored = {at[position]: self.store.read("selves", settings.key(own)) for position, own in prints.items()}
+        return {k: record["dual"] for k, record in stored.items() if record is not None}
 
-    def _solve(self, cost: DotProductCost, settings: Settings) -> Divergence:
-        options = self.options
-        return divergence(
-            cost, settings.epsilon, debiased=False, part=options.debiased, options=options.solver(cost.device),
-            execution=options.execution(),
-        )  # fmt: skip
+    def _here(self, settings: MatrixSettings) -> MatrixSettings:
+        """The settings with this worker's share of the memory."""
+        return replace(settings, options=self.options)
 
     def _load(self, position: int) -> LabeledDataset:
-        dataset = self.sources[position].dataset()
-        if self.options.max_samples is not None and dataset.n > self.options.max_samples:
-            from otdd_flash.data import subsample
-
-            dataset = subsample(dataset, self.options.max_samples, seed=self.options.seed)
+        dataset = place(self.sources[position].dataset(), self.options)
         return dataset if self.device is None else dataset.to(self.device)
 
-    def _prepare(self, settings: Settings, position: int, fingerprint: str) -> Prepared:
+    def _prepare(self, settings: MatrixSettings, position: int, fingerprint: str) -> Side:
         """A set ready for problems, from this worker's memory or anew."""
         key = (position, settings.label_key(fingerprint) if settings.labelled else None)
         if key in self._cache:
@@ -146,14 +197,14 @@ class Worker:
         classes = None
         if settings.labelled:
             classes = self._statistics(dataset, settings, settings.label_key(fingerprint))
-        self._cache[key] = Prepared(dataset, classes)
-        while len(self._cache) > 2 and sum(map(_bytes, self._cache.values())) > self._limit:
+        self._cache[key] = Side(dataset, classes)
+        while len(self._cache) > 2 and sum(side.bytes for side in self._cache.values()) > self._limit:
             self._cache.popitem(last=False)
         return self._cache[key]
 
-    def _statistics(self, dataset: LabeledDataset, settings: Settings, key: str) -> ClassStatistics:
+    def _statistics(self, dataset: LabeledDataset, settings: MatrixSettings, key: str) -> ClassStatistics:
         """Class statistics; the own label table comes from the store where it was computed before."""
-        method, sinkhorn = settings.options.label_distance, settings.label_sinkhorn()
+        method, sinkhorn = settings.options.label_distance, settings.label_sinkhorn(dataset.x.device)
         known = None if callable(method) else self.store.read_tensors("labels", key)
         statistics = class_statistics(dataset, method, sinkhorn=sinkhorn, known=known)  # type: ignore[arg-type]
         if known is None and not callable(method):
@@ -161,57 +212,33 @@ class Worker:
         return statistics
 
 
-def self_cost(ready: Prepared, options: DistanceOptions) -> DotProductCost:
-    """The cost of a set against itself, under its own label table."""
-    dataset = ready.dataset
-    weights = dataset.normalised_weights
-    if ready.classes is None:
-        cloud = PointCloud(dataset.x, weights)
-        return DotProductCost.build([cloud, cloud], feature_weight=options.feature_weight)
-    table = (options.label_weight * ready.classes.own).to(dataset.x.device)
-    cloud = PointCloud(dataset.x, weights, dataset.y)
-    return DotProductCost.build([cloud, cloud], feature_weight=options.feature_weight, table=table)
+def _caught(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, or the exception it raises."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return error
 
 
-def cross_cost(first: Prepared, second: Prepared, settings: Settings) -> tuple[DotProductCost, CrossTable | None]:
-    """The cost of a pair, and its block of the label table."""
-    options = settings.options
-    if first.classes is None or second.classes is None:
-        return augment(first.dataset, second.dataset, feature_weight=options.feature_weight, label_weight=0.0), None
-    check_pair(first.dataset, second.dataset)
-    method = options.label_distance
-    block = cross_table(first.classes, second.classes, method, sinkhorn=settings.label_sinkhorn())  # type: ignore[arg-type]
-    names = first.dataset.class_names, second.dataset.class_names
-    labels = LabelDistances(first.classes.own, block.table, second.classes.own, *names, str(method))
-    cost = augment(
-        first.dataset, second.dataset, labels, feature_weight=options.feature_weight, label_weight=options.label_weight
-    )
-    return cost, block
-
-
-def label_error(labels: ClassStatistics | CrossTable | None, options: DistanceOptions) -> float:
-    """What the error of a label table can change of a transport cost."""
-    return 0.0 if labels is None else abs(options.label_weight) * labels.error
-
-
-def _with_label_error(
-    record: dict[str, Any], labels: ClassStatistics | CrossTable | None, options: DistanceOptions
-) -> None:
-    """Count the class problems behind a record in."""
-    record["rounding"] += label_error(labels, options)
-    record["converged"] &= labels is None or labels.converged
+def _first_error(ready: dict[int, Any], member: Member) -> Result | None:
+    """What keeps a member from being solved."""
+    for position, _ in member.sets:
+        if isinstance(ready[position], Exception):
+            return Result(error=ready[position])
+    return None
 
 
 def _record(
-    found: Divergence, first: LabeledDataset, second: LabeledDataset, seconds: float, notes: list[str]
+    found: SolvedPairs, k: int, ends: Sequence[LabeledDataset], seconds: float, notes: list[str]
 ) -> dict[str, Any]:
     """A solved problem, JSON-safe."""
+    value, info = found.values[k], found.solution.operator.info
     return {
-        "dual": found.value, "primal": found.primal, "gap": found.gap, "rounding": found.rounding,
-        "marginal_error": found.marginal_error if math.isfinite(found.marginal_error) else None,
-        "iterations": found.iterations, "converged": found.converged, "epsilon": found.epsilon,
-        "mean_cost": found.cost.mean(0, 1), "n": first.n, "m": second.n, "precision": found.info.precision,
-        "memory": found.info.memory, "backend": found.info.backend, "device": str(found.cost.device),
+        "dual": value.dual, "primal": value.primal, "gap": value.gap, "rounding": value.rounding,
+        "marginal_error": value.marginal_error if math.isfinite(value.marginal_error) else None,
+        "iterations": value.iterations, "converged": value.converged, "epsilon": found.solution.epsilon,
+        "mean_cost": float(found.mean_costs[k]), "n": ends[0].n, "m": ends[-1].n, "precision": info.precision,
+        "memory": info.memory, "backend": info.backend, "device": str(found.cost.device),
         "seconds": seconds, "threads": torch.get_num_threads(), "notes": notes,
         "versions": {"otdd_flash": otdd_flash.__version__, "torch": torch.__version__},
     }  # fmt: skip
@@ -225,15 +252,6 @@ def _collected() -> Iterator[list[str]]:
         warnings.simplefilter("always")
         yield messages
     messages.extend(dict.fromkeys(str(warning.message) for warning in caught))
-
-
-def _bytes(ready: Prepared) -> int:
-    """Memory that a prepared set holds: its features, and the moments that its classes keep."""
-    held = ready.dataset.x.numel() * ready.dataset.x.element_size()
-    for sample in () if ready.classes is None else ready.classes.samples:
-        held += sum(t.numel() * t.element_size() for t in vars(sample).values() if isinstance(t, torch.Tensor))
-        held -= sample.x.numel() * sample.x.element_size()
-    return held
 
 
 def _fair_budget(options: DistanceOptions, device: str | None, share: int) -> int | None:

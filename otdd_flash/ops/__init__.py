@@ -2,5 +2,17 @@
 
 from otdd_flash.ops.api import make_operator
 from otdd_flash.ops.base import Backend, Memory, OperatorInfo, PlanOperator, PlanProduct, Precision, Problem
+from otdd_flash.ops.execution import DEFAULT_EXECUTION, Execution
 
-__all__ = ["Backend", "Memory", "OperatorInfo", "PlanOperator", "PlanProduct", "Precision", "Problem", "make_operator"]
+__all__ = [
+    "DEFAULT_EXECUTION",
+    "Backend",
+    "Execution",
+    "Memory",
+    "OperatorInfo",
+    "PlanOperator",
+    "PlanProduct",
+    "Precision",
+    "Problem",
+    "make_operator",
+]

@@ -16,7 +16,7 @@ from otdd_flash.ops.tiles import Extent, JobList, TilePlan, ceil_div, tile_count
 from otdd_flash.ops.tuning import KernelConfig
 
 ALIGN = 256  # layouts are padded to a multiple of this and problems are cut at one; every block size divides it
-_PATTERNS = 16  # job lists kept, one per activity pattern
+_PATTERNS = 32  # job lists kept, one per activity pattern
 
 Piece = tuple[int, Extent]  # a problem, and the part of it that a sweep does
 
@@ -47,10 +47,11 @@ class Sweep:
         """Job list of an activity pattern of the problems, built once; ``None`` where there is nothing to do."""
         key = None if active is None or bool(active.all()) else tuple(active.tolist())
         if key not in self._lists:
-            if len(self._lists) >= _PATTERNS:
+            if len(self._lists) >= _PATTERNS:  # a recorded pass reads its list again: the least recently used goes
                 self._lists.pop(next(k for k in self._lists if k is not None))
             pieces = None if key is None else [key[problem] for problem in self.owners]
             self._lists[key] = self.plan.jobs(pieces, device) if pieces is None or any(pieces) else None
+        self._lists[key] = self._lists.pop(key)
         return self._lists[key]
 
 

@@ -18,7 +18,7 @@ from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels import class_samples
 from otdd_flash.labels.gaussian import MOMENT_METHODS, moment_table
-from otdd_flash.ops import make_operator
+from otdd_flash.ops import Execution
 from otdd_flash.screening.sliced import check_widths
 from otdd_flash.sinkhorn import SolverOptions, solve
 from otdd_flash.sinkhorn.terms import Term
@@ -105,7 +105,7 @@ def class_transport(table: Tensor, masses: Sequence[Tensor], *, relative_epsilon
     pairs = [(i, j) for i in range(k) for j in range(i + 1, k)]
     problems = [(i, i) for i in range(k)] + pairs
     terms = [Term.of(k + p, pair) for p, pair in enumerate(pairs)]
-    operator = make_operator(cost, problems, epsilon=epsilon, precision="fp64")
+    operator = Execution(precision="fp64").operator(cost, problems, epsilon=epsilon)
     found = solve(operator, epsilon, _SMALL_PROBLEMS, terms=terms)
     for (i, j), term in zip(pairs, terms, strict=True):
         out[i, j] = out[j, i] = term.value(found.dual)

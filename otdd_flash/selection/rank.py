@@ -15,32 +15,27 @@ from __future__ import annotations
 import logging
 import math
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_count, check_number
-from otdd_flash.distance import DistanceOptions
 from otdd_flash.errors import not_converged, warn
-from otdd_flash.labels.blocks import class_statistics
 from otdd_flash.matrix.assemble import options_record
 from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.result import Failure
-from otdd_flash.matrix.settings import Settings, epsilons, make_options
+from otdd_flash.matrix.settings import epsilons, make_options
 from otdd_flash.matrix.sources import SetSource, as_sources
-from otdd_flash.matrix.worker import Prepared, cross_cost, self_cost
+from otdd_flash.problems import DistanceOptions, Settings, place
 from otdd_flash.progress import counter
 from otdd_flash.screening import Screen
 from otdd_flash.screening.cut import Cut, check_screen, cut, rank_correlation
 from otdd_flash.screening.screener import Screener
+from otdd_flash.selection.comparison import Comparison
 from otdd_flash.selection.ranking import RankedSet, Ranking, RankScreening
-from otdd_flash.sinkhorn import Divergence, divergence
-from otdd_flash.sinkhorn.terms import Bounds, Term, combine
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
@@ -137,14 +132,10 @@ class _Job:
 
     def load(self, source: SetSource) -> LabeledDataset:
         """A set as it will be compared."""
-        dataset = source.dataset()
-        if self.options.max_samples is not None and dataset.n > self.options.max_samples:
-            from otdd_flash.data import subsample
-
-            dataset = subsample(dataset, self.options.max_samples, seed=self.seed)
+        dataset = place(source.dataset(), self.options, seed=self.seed)
         if dataset.n < self.least:
             raise ValueError(f"{dataset.name} has {dataset.n} samples: intervals need at least four, or bootstrap=0")
-        return dataset if self.options.device is None else dataset.to(self.options.device)
+        return dataset
 
     def look(self, sources: Sequence[SetSource], goal: LabeledDataset, screen: Screen | None) -> list[_Seen]:
         """Candidates that can be compared with ``goal``; the others become failures."""
@@ -195,24 +186,9 @@ class _Job:
         self, settings: Settings, sets: Sequence[LabeledDataset], goal: LabeledDataset, bootstrap: int
     ) -> tuple[list[RankedSet], Tensor]:
         """Each candidate on all samples, and ``(bootstrap, k)`` values of half-samples."""
-        found = []
-        ready, own = _prepared(goal, settings)
+        comparison = Comparison.of(goal, sets, settings, self.seed)
         with counter("rank", len(sets) * (1 + bootstrap), enabled=self.options.progress) as step:
-            for dataset in sets:
-                found.append(_compare(dataset, ready, own, settings))
-                step()
-            replicates = torch.empty(bootstrap, len(sets), dtype=torch.float64)
-            for b in range(bootstrap):
-                half_ready, half_own = _prepared(_half(goal, self.seed, b, "target"), settings)
-                for i, dataset in enumerate(sets):
-                    if settings.options.debiased and dataset.fingerprint == goal.fingerprint:
-                        replicates[b, i] = 0.0  # the target itself: no draw of it can differ
-                        step()
-                        continue
-                    half = _half(dataset, self.seed, b, f"candidate {i}")
-                    replicates[b, i] = _value(*_terms(half, half_ready, half_own, settings))
-                    step()
-        return found, replicates
+            return comparison.whole(step), comparison.halves(bootstrap, step)
 
 
 def _settings(options: DistanceOptions, theirs: Sequence[Moments], goal: LabeledDataset) -> Settings:
@@ -238,64 +214,6 @@ def _with_screening(ranking: Ranking, seen: Sequence[_Seen], screen: Screen, kep
     return replace(ranking, candidates=candidates, screening=report)
 
 
-def _prepared(dataset: LabeledDataset, settings: Settings) -> tuple[Prepared, Divergence | None]:
-    """A set with its class statistics and its self term."""
-    classes = None
-    if settings.labelled:
-        method = settings.options.label_distance
-        classes = class_statistics(dataset, method, sinkhorn=settings.label_sinkhorn())  # type: ignore[arg-type]
-    ready = Prepared(dataset, classes)
-    return ready, _transport(self_cost(ready, settings.options), settings) if settings.options.debiased else None
-
-
-def _transport(cost: Any, settings: Settings) -> Divergence:
-    options = settings.options
-    return divergence(
-        cost, settings.epsilon, debiased=False, part=options.debiased, options=options.solver(cost.device),
-        execution=options.execution(),
-    )  # fmt: skip
-
-
-def _terms(
-    dataset: LabeledDataset, goal: Prepared, goal_self: Divergence | None, settings: Settings
-) -> tuple[Divergence, Divergence | None, Divergence | None]:
-    """The cross problem and both self terms."""
-    ready, own = _prepared(dataset, settings)
-    cost, _ = cross_cost(ready, goal, settings)
-    return _transport(cost, settings), own, goal_self
-
-
-def _value(cross: Divergence, *selves: Divergence | None) -> float:
-    """``OT(a, b) - OT(a, a)/2 - OT(b, b)/2``."""
-    return cross.value - sum(own.value for own in selves if own is not None) / 2
-
-
-def _compare(dataset: LabeledDataset, goal: Prepared, goal_self: Divergence | None, settings: Settings) -> RankedSet:
-    """One candidate on all samples; its place and its intervals come later."""
-    terms = _terms(dataset, goal, goal_self, settings)
-    used = [term for term in terms if term is not None]
-    same = settings.options.debiased and dataset.fingerprint == goal.dataset.fingerprint
-    dual, primal = (torch.tensor([getattr(t, name) for t in used], dtype=torch.float64) for name in ("value", "primal"))
-    term = Term.of(0, range(1, len(used)))
-    bounds = Bounds(0.0, 0.0, 0.0, 0.0) if same else combine(term, dual, primal)
-    rounding = 0.0 if same else sum(abs(f) * t.rounding for f, t in zip(term.factors, used, strict=True))
-    return RankedSet(
-        name=dataset.name, value=bounds.value, root=math.sqrt(max(bounds.value, 0.0)),
-        low=None, high=None, std=None, bias=None,
-        p_next=None, certain=None, converged=all(term.converged for term in used),
-        marginal_error=max(term.marginal_error for term in used),
-        error=bounds.error + rounding, n=dataset.n,
-        class_names=dataset.class_names, coupling=terms[0].plan.class_coupling(dataset.y, goal.dataset.y).cpu(),
-    )  # fmt: skip
-
-
-def _half(dataset: LabeledDataset, seed: int, replicate: int, what: str) -> LabeledDataset:
-    """Half of the rows, drawn without replacement by seed, replicate and role."""
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{replicate}/{what}".encode()))
-    rows = torch.randperm(dataset.n, generator=generator)[: dataset.n // 2].sort().values
-    return dataset.subset(rows)
-
-
 def _ordered(found: list[RankedSet], replicates: Tensor, level: float) -> tuple[RankedSet, ...]:
     """Candidates in order, with intervals and the test between neighbours where there are replicates."""
     order = sorted(range(len(found)), key=lambda i: found[i].value)
@@ -303,12 +221,12 @@ def _ordered(found: list[RankedSet], replicates: Tensor, level: float) -> tuple[
         return tuple(found[i] for i in order)
     z = NormalDist().inv_cdf((1 + level) / 2)
     ranked = []
-    for place, i in enumerate(order):
+    for position, i in enumerate(order):
         item, values = found[i], replicates[:, i]
         std, bias = float(values.std()), float(values.mean()) - item.value
         item = replace(item, std=std, bias=bias, low=item.value - bias - z * std, high=item.value - bias + z * std)
-        if place + 1 < len(order):
-            j = order[place + 1]
+        if position + 1 < len(order):
+            j = order[position + 1]
             item = _with_test(item, found[j].value - item.value, replicates[:, j] - values, z)
         ranked.append(item)
     return tuple(ranked)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.ops import PlanOperator, PlanProduct, make_operator
+from otdd_flash.ops import PlanOperator, PlanProduct
 from otdd_flash.sinkhorn import Execution, SolverOptions, solve
 from otdd_flash.sinkhorn.divergence import rounding_of
 from otdd_flash.sinkhorn.terms import Term, combine
@@ -231,10 +231,7 @@ class WeightProblem:
     ) -> None:
         self.cost, self.epsilon, self.target = cost, epsilon, target
         self.constraints, self.solver, self.execution = constraints, solver, execution
-        self._operator = make_operator(
-            cost, [(0, 1), (0, 0)], epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-            memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-        )  # fmt: skip
+        self._operator = execution.operator(cost, [(0, 1), (0, 0)], epsilon=epsilon)
         n, m = (cloud.weights for cloud in cost.clouds)
         self.start(torch.zeros_like(n), torch.zeros_like(m), torch.zeros_like(n))
 

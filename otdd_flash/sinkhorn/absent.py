@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.ops import PlanOperator, Problem, make_operator
+from otdd_flash.ops import Execution, PlanOperator, Problem
 from otdd_flash.ops.support import spread
 from otdd_flash.sinkhorn.penalty import Penalty
 from otdd_flash.types import Potentials
@@ -70,7 +70,8 @@ def rows_against(cost: DotProductCost, problem: Problem, rows: Tensor, epsilon: 
     i, j = problem
     points = cost.clouds[i].take(rows)
     clouds = replace(points, weights=torch.ones_like(points.weights)), cost.clouds[j]
-    return make_operator(replace(cost, clouds=clouds), [(0, 1)], epsilon=epsilon, backend="torch", memory="streamed")
+    how = Execution(backend="torch", memory="streamed")
+    return how.operator(replace(cost, clouds=clouds), [(0, 1)], epsilon=epsilon)
 
 
 def c_transform(operator: PlanOperator, g: Tensor, epsilon: float) -> Tensor:

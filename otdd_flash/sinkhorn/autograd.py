@@ -19,10 +19,9 @@ from torch import Tensor
 
 from otdd_flash.checks import check_number, check_tensor, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
+from otdd_flash.ops import DEFAULT_EXECUTION, Execution
 from otdd_flash.sinkhorn.divergence import (
-    DEFAULT_EXECUTION,
     Divergence,
-    Execution,
     check_solve,
     divergence,
     report_convergence,

@@ -13,11 +13,9 @@ from torch import Tensor
 from otdd_flash.checks import check_callable, check_flag, check_tensor, shown
 from otdd_flash.cost import DotProductCost, PointCloud, mean_of
 from otdd_flash.errors import not_converged
-from otdd_flash.ops import Problem, make_operator
+from otdd_flash.ops import DEFAULT_EXECUTION, Execution, Problem
 from otdd_flash.sinkhorn.divergence import (
-    DEFAULT_EXECUTION,
     Divergence,
-    Execution,
     check_masses,
     check_solve,
     make_cloud,
@@ -89,11 +87,7 @@ def sinkhorn_batch(
             raise ValueError(f"pair {k}: {error}") from error
         same = i == j or (options.rho_x == options.rho_y and same_cloud(pair))
         members.append((pair, batch.add((i, i) if same else (i, j), debiased=debiased)))
-    operator = make_operator(
-        cost, batch.problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-        tol=options.tol,
-    )  # fmt: skip
+    operator = execution.operator(cost, batch.problems, epsilon=epsilon, tol=options.tol)
     solution = solve(operator, epsilon, options, terms=[term for _, term in members], progress=progress)
     found = [summarise(pair, solution, term, debiased=debiased) for pair, term in members]
     _report(found, options, strict=strict)

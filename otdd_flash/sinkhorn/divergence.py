@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from otdd_flash.checks import (
-    check_choice,
-    check_count,
-    check_fields,
     check_flag,
     check_number,
     check_tensor,
@@ -29,43 +26,14 @@ from otdd_flash.checks import (
 )
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import not_converged
-from otdd_flash.ops import Backend, Memory, OperatorInfo, PlanOperator, Precision, Problem, make_operator
-from otdd_flash.ops.base import UNIT_ROUNDOFF
+from otdd_flash.ops import DEFAULT_EXECUTION, Backend, Execution, OperatorInfo, PlanOperator, Precision, Problem
 from otdd_flash.sinkhorn.absent import of_both
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
-from otdd_flash.sinkhorn.terms import Term, combine
+from otdd_flash.sinkhorn.terms import Term, total
 from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import Potentials
 
-
-@dataclass(frozen=True)
-class Execution:
-    """Where and how scores are computed; see :func:`otdd_flash.ops.make_operator`.
-
-    Args:
-        backend: ``torch``, ``triton`` or ``auto``.
-        precision: of the operands.
-        memory: ``streamed``, ``cached`` or ``auto``.
-        memory_budget: bytes for stored costs; ``None`` for a fraction of what is free.
-        deterministic: fixed order of summation.
-    """
-
-    backend: Backend = "auto"
-    precision: Precision = "auto"
-    memory: Memory = "auto"
-    memory_budget: int | None = None
-    deterministic: bool = True
-
-    def __post_init__(self) -> None:
-        for name, choices in (("backend", Backend), ("precision", Precision), ("memory", Memory)):
-            check_choice(name, getattr(self, name), get_args(choices))
-        check_fields(self, check_count, "memory_budget", optional=True, least=0)
-        check_flag("deterministic", self.deterministic)
-
-
-DEFAULT_EXECUTION = Execution()
-_SUMS = 16  # unit roundoffs of float64: what sums over potentials and over problems can lose
 _HARD = 1e6  # times the largest cost: a stronger penalty moves the value by less than 1e-6 of it
 
 
@@ -171,11 +139,7 @@ def divergence(
     else:
         problems = [(0, 1), (0, 0), (1, 1)] if debiased else [(0, 1)]
         term = Term.of(0, range(1, len(problems)), part=part)
-    operator = make_operator(
-        cost, problems, epsilon=epsilon, backend=execution.backend, precision=execution.precision,
-        memory=execution.memory, memory_budget=execution.memory_budget, deterministic=execution.deterministic,
-        tol=options.tol,
-    )  # fmt: skip
+    operator = execution.operator(cost, problems, epsilon=epsilon, tol=options.tol)
     solution = solve(operator, epsilon, options, terms=[term], initial=initial, progress=progress)
     found = summarise(cost, solution, term, debiased=debiased)
     return replace(found, operator=operator) if keep_operator else found
@@ -285,9 +249,8 @@ def summarise(cost: DotProductCost, solution: Solution, term: Term, *, debiased:
     """
     problems = list(term.problems)
     names = ("cross", "source self", "target self")
-    bounds = combine(term, solution.dual, solution.primal)
-    info = solution.operator.info
-    rounding = rounding_of(solution, term)
+    parts = [solution.solved(p) for p in problems]
+    found = total(parts, term=replace(term, problems=tuple(range(len(parts)))))
     mass_term = solution.epsilon / 2 * _mass_difference(cost) ** 2 if debiased else 0.0
     cross = solution.potentials(problems[0])
     rho = solution.options.rho_x, solution.options.rho_y
@@ -301,33 +264,18 @@ def summarise(cost: DotProductCost, solution: Solution, term: Term, *, debiased:
             else (solution.potentials(problems[1]).f, solution.potentials(problems[2]).f)
         )
     return Divergence(
-        value=bounds.value + mass_term, primal=bounds.primal + mass_term, gap=bounds.gap,
-        rounding=rounding, error=bounds.error + rounding,
-        marginal_error=float(solution.marginal_error[problems].max()),
-        iterations=int(solution.iterations[problems].max()), converged=bool(solution.converged[problems].all()),
-        epsilon=solution.epsilon, debiased=debiased, potentials=cross, self_potentials=selves, cost=cost, info=info,
-        rho=rho,
+        **{**found._asdict(), "value": found.value + mass_term, "primal": found.primal + mass_term},
+        epsilon=solution.epsilon, debiased=debiased, potentials=cross, self_potentials=selves, cost=cost,
+        info=solution.operator.info, rho=rho,
         certificates=tuple(
-            {"problem": name, **certificate(solution, p)} for name, p in zip(names, problems, strict=False)
+            {"problem": name, **part.certificate()} for name, part in zip(names, parts, strict=False)
         ),
     )  # fmt: skip
 
 
 def rounding_of(solution: Solution, term: Term) -> float:
     """What the precision of a solve can change of a value."""
-    operator = solution.operator
-    largest = max(operator.cost.bound(*operator.problems[p]) for p in term.problems)
-    roundoff = UNIT_ROUNDOFF[operator.info.precision] + _SUMS * UNIT_ROUNDOFF["fp64"]
-    return sum(map(abs, term.factors)) * roundoff * (largest + solution.epsilon)
-
-
-def certificate(solution: Solution, problem: int) -> dict[str, Any]:
-    """What is known of one problem, JSON-safe."""
-    return {
-        "dual": float(solution.dual[problem]), "primal": float(solution.primal[problem]),
-        "marginal_error": float(solution.marginal_error[problem]), "iterations": int(solution.iterations[problem]),
-        "converged": bool(solution.converged[problem]), "mass": float(solution.r[problem].sum()),
-    }  # fmt: skip
+    return sum(abs(factor) * solution.rounding(p) for p, factor in zip(term.problems, term.factors, strict=True))
 
 
 def same_cloud(cost: DotProductCost) -> bool:

@@ -71,8 +71,10 @@ class Loop:
         else:
             self._join_sides()
         self.rows_next = True  # the same on the host, for annealing by kernels
-        self.masks: dict[tuple[bool, ...], Tensor] = {}  # of active problems, for kernels
-        self.chosen: dict[tuple[bool, ...], Tensor] = {}  # the same, (B, 1) bool
+        self.live = torch.zeros(len(self.mass), dtype=torch.int32, device=self.a.device)  # one for an active problem
+        self.active = torch.zeros(len(self.mass), dtype=torch.bool)  # the same on the host
+        self.covered = self.active  # problems that a pass does: all active ones, and few others
+        self.chosen: dict[tuple[bool, ...], Tensor] = {}  # of active problems, (B, 1) bool
         self.passes = 0
         self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
         self.stalled = torch.zeros_like(self.done)
@@ -100,32 +102,33 @@ class Loop:
             self.f[p] = self.operator.pack_rows(f.to(self.f), p)
             self.g[p] = self.operator.pack_columns(g.to(self.g), p)
 
-    def anneal_all(self, levels: list[float]) -> None:
-        """One step at each of the falling epsilons ``levels``."""
-        for k, epsilon in enumerate(levels):
-            self.anneal(epsilon, last=k + 1 == len(levels))
-            self._tell("anneal", math.nan)
+    def anneal_all(self, levels: list[float], steps: Tensor) -> None:
+        """One step at each of the falling epsilons ``levels``; each problem takes the last ``steps (B,)`` of them.
 
-    def anneal(self, epsilon: float, *, last: bool) -> None:
-        """One over-relaxed step of one side at an intermediate epsilon.
-
-        Symmetric problems join at the last one: every point has itself at no cost, so that a cold start is no worse
-        than the trouble of an annealed one.
+        Sides take turns, counted from the end. Symmetric problems join at the last level: every point has itself at no
+        cost, so that a cold start is no worse than the trouble of an annealed one.
         """
-        active = self.cross | last
-        if not bool(active.any()):
-            return
+        for left in range(len(levels), 0, -1):
+            active = (steps >= left) & (self.cross | (left == 1))
+            if bool(active.any()):
+                self._anneal(levels[-left], active, rows=left % 2 == 0)
+            self._tell("anneal", math.nan)
+        self.turn.fill_(1.0)
+        self.rows_next = True
+
+    def _anneal(self, epsilon: float, active: Tensor, *, rows: bool) -> None:
+        """One over-relaxed step of one side at an intermediate epsilon."""
         self.passes += 1
         if self.vectors is not None:
             live = self._live(active)
-            sums = self.operator.marginals(self.f, self.g, epsilon, active)
+            sums = self.operator.marginals(self.f, self.g, epsilon, self.covered)
             self.vectors.anneal(
-                (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * self.rows_next,
-                columns_by=_ANNEALING_OMEGA * (not self.rows_next), symmetric_by=_SYMMETRIC_STEP,
+                (self.f, self.g), sums, live, epsilon=epsilon, rows_by=_ANNEALING_OMEGA * rows,
+                columns_by=_ANNEALING_OMEGA * (not rows), symmetric_by=_SYMMETRIC_STEP,
             )  # fmt: skip
-            self.rows_next = not self.rows_next
             return
         self._marginals(epsilon, active)
+        self.turn.fill_(float(rows))
         step = self._alternate(self._residuals(epsilon), _ANNEALING_OMEGA)
         self.potentials.add_(self._of_live(step, 0.0, active), alpha=epsilon)
 
@@ -284,7 +287,7 @@ class Loop:
 
         def advance(active: Tensor) -> None:
             self._live(active)  # made here: nothing may come from the host while a step is recorded
-            recorder.run(tuple(active.tolist()), lambda: step(active))
+            recorder.run(tuple(self.covered.tolist()), lambda: step(active))
 
         return advance
 
@@ -308,11 +311,18 @@ class Loop:
         return move
 
     def _live(self, active: Tensor) -> Tensor:
-        """``(B,)`` int32 on the device, one for an active problem."""
-        key = tuple(active.tolist())
-        if key not in self.masks:
-            self.masks[key] = active.to(self.a.device, torch.int32)
-        return self.masks[key]
+        """``(B,)`` int32 on the device, one for an active problem.
+
+        A GPU's pass goes on with finished problems until half of what it does is idle: its list of tiles and its
+        recording belong to what it covers, and are made but a few times. What is no longer active stays as it is.
+        """
+        if not torch.equal(active, self.active):
+            self.active = active.clone()
+            self.live.copy_(active)
+            within = not bool((active & ~self.covered).any())
+            if not (self.vectors is not None and within and 2 * int(active.sum()) > int(self.covered.sum())):
+                self.covered = self.active
+        return self.live
 
     def _of_live(self, new: Tensor, kept: Tensor | float, active: Tensor) -> Tensor:
         """``(B, ...)`` entries of ``new`` for active problems, of ``kept`` for the others."""
@@ -330,7 +340,7 @@ class Loop:
             self.error.copy_(self._marginal_error())
             return
         live = self._live(active)
-        new = self.operator.marginals(self.f, self.g, epsilon, active)
+        new = self.operator.marginals(self.f, self.g, epsilon, self.covered)
         torch.div(self.vectors.measure(new, (self.r, self.c), live, self.least), self.mass, out=self.error)
 
     def _marginals(self, epsilon: float, active: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost
-from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
+from otdd_flash.ops import Backend, Execution, PlanOperator, PlanProduct, Precision
 from otdd_flash.sinkhorn.absent import c_transform, rows_against
 from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import Potentials
@@ -122,10 +122,8 @@ class TransportPlan:
 
     @cached_property
     def _operator(self) -> PlanOperator:
-        return make_operator(
-            self.cost, [self.problem], epsilon=self.epsilon, backend=self.backend, precision=self.precision,
-            memory="streamed",
-        )  # fmt: skip
+        how = Execution(self.backend, self.precision, "streamed")
+        return how.operator(self.cost, [self.problem], epsilon=self.epsilon)
 
     def _columns(self, values: Tensor, length: int, name: str) -> Tensor:
         """``values`` as real columns of one row a point; integers as float64, which holds them up to ``2^53``."""

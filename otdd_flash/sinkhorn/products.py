@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.cost import DotProductCost, Factors
-from otdd_flash.ops import Backend, PlanOperator, PlanProduct, Precision, make_operator
+from otdd_flash.ops import Backend, Execution, PlanOperator, PlanProduct, Precision
 from otdd_flash.ops.support import SupportOperator
 from otdd_flash.sinkhorn.divergence import Divergence
 from otdd_flash.types import Potentials
@@ -192,11 +192,8 @@ class PlanProducts:
         if self._kept is not None and self.problem in self._kept.problems:
             return self._kept, self._kept.problems.index(self.problem)
         precision: Precision = self._precision  # type: ignore[assignment]
-        operator = make_operator(
-            self.cost, [self.problem], epsilon=self.epsilon, backend=self._backend, precision=precision,
-            memory="streamed",
-        )  # fmt: skip
-        return operator, 0
+        how = Execution(self._backend, precision, "streamed")
+        return how.operator(self.cost, [self.problem], epsilon=self.epsilon), 0
 
 
 def on_support(found: Divergence) -> Divergence:

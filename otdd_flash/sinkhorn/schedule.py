@@ -6,7 +6,9 @@ import math
 
 
 def annealing(largest: float, epsilon: float, scaling: float) -> list[float]:
-    """Epsilons above the target, in falling order: ``largest * scaling^(2k)`` while above ``epsilon``.
+    """Epsilons above the target, in falling order: ``epsilon / scaling^(2k)``, the first no smaller than ``largest``.
+
+    They are counted from the target, so that problems of one epsilon share their last steps whatever their costs are.
 
     Args:
         largest: an upper bound of the cost, where the plan is all but independent.
@@ -20,4 +22,4 @@ def annealing(largest: float, epsilon: float, scaling: float) -> list[float]:
         return []
     ratio = scaling**2
     steps = math.ceil(math.log(epsilon / largest) / math.log(ratio) - 1e-9)
-    return [largest * ratio**k for k in range(steps)]
+    return [epsilon / ratio**k for k in range(steps, 0, -1)]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from otdd_flash.ops.base import UNIT_ROUNDOFF, PlanOperator, exponent_roundoff, 
 from otdd_flash.sinkhorn.absent import everywhere
 from otdd_flash.sinkhorn.loop import Loop
 from otdd_flash.sinkhorn.schedule import annealing
-from otdd_flash.sinkhorn.terms import Term, allowed_gaps
+from otdd_flash.sinkhorn.terms import Solved, Term, allowed_gaps
 from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import Potentials
 
@@ -44,6 +45,7 @@ _GROUPS = (32, 256)  # of a problem that stands still, and of one that stands st
 _GAP_OF_ERROR = 0.33  # typical gap, as a fraction of the marginal error times the mean cost
 _FAR = 5e-3  # marginal error from which a problem that stands still starts again
 _CLOSER = 0.5  # of the error at which a gap was too wide: the error to go for at most
+_SUMS = 16  # unit roundoffs of float64: what sums over potentials and over problems can lose
 _FLOOR = 8.0  # unit roundoffs: marginal errors that cannot be told from zero
 
 
@@ -146,6 +148,25 @@ class Solution:
         """``(B,)`` width of the interval that holds the optimal value."""
         return (self.primal - self.dual).clamp_min(0.0)
 
+    def solved(self, problem: int) -> Solved:
+        """What is known of one problem."""
+        return Solved(
+            dual=float(self.dual[problem]), primal=float(self.primal[problem]), rounding=self.rounding(problem),
+            marginal_error=float(self.marginal_error[problem]), iterations=int(self.iterations[problem]),
+            converged=bool(self.converged[problem]), mass=float(self._masses[problem]),
+        )  # fmt: skip
+
+    def rounding(self, problem: int) -> float:
+        """What the precision of the costs can change of a problem's value."""
+        operator = self.operator
+        roundoff = UNIT_ROUNDOFF[operator.info.precision] + _SUMS * UNIT_ROUNDOFF["fp64"]
+        return roundoff * (operator.cost.bound(*operator.problems[problem]) + self.epsilon)
+
+    @cached_property
+    def _masses(self) -> Tensor:
+        """``(B,)`` masses of the plans, on the host."""
+        return self.r.sum(1).cpu()
+
     def potentials(self, problem: int) -> Potentials:
         """``f (n,), g (m,)`` of one problem in the clouds' own order, c-transforms at points of weight zero."""
         found = Potentials(
@@ -187,11 +208,12 @@ def solve(
         ValueError: an epsilon that is not a positive number.
     """
     check_number("epsilon", epsilon)
-    largest = max(operator.cost.bound(i, j) for i, j in operator.problems)
-    if epsilon < _RESOLUTION * largest:
+    largest = torch.tensor([operator.cost.bound(i, j) for i, j in operator.problems], dtype=torch.float64)
+    least = _RESOLUTION * float(largest.max())
+    if epsilon < least:
         raise ValueError(
-            f"epsilon={epsilon:g} is below what float64 resolves of costs up to {largest:g}: take at least "
-            f"{_RESOLUTION * largest:.1g}, or an exact solver"
+            f"epsilon={epsilon:g} is below what float64 resolves of costs up to {least / _RESOLUTION:g}: take at least "
+            f"{least:.1g}, or an exact solver"
         )
     if terms is None:
         terms = [Term.of(p) for p in range(len(operator.problems))]
@@ -208,7 +230,7 @@ class _Run:
     """One solve: where it starts, how close it must come, and what it does where it stands still."""
 
     def __init__(
-        self, operator: PlanOperator, epsilon: float, options: SolverOptions, terms: Sequence[Term], largest: float,
+        self, operator: PlanOperator, epsilon: float, options: SolverOptions, terms: Sequence[Term], largest: Tensor,
         progress: Progress | None,
     ) -> None:  # fmt: skip
         self.loop = Loop(operator, options, progress)
@@ -220,19 +242,20 @@ class _Run:
         self.goal = torch.maximum(options.tol - self.resolution, self.floor).clamp_min(options.tol / 4)
         self.base = self.goal  # what the tolerance asks for; the gap may ask for more
         self.primal = torch.full_like(self.mean, torch.inf)
-        self.careful = False
+        self.careful = torch.zeros_like(self.loop.done)
         self.tries = 0
 
     def start(self, initial: list[Potentials] | None) -> None:
         """Take the given potentials, or anneal from the largest cost."""
-        loop = self.loop
-        self.careful = initial is None and self.epsilon < _CAREFUL_BELOW * self.largest
+        loop, scaling = self.loop, self.options.scaling
         if initial is not None:
             loop.load(initial)
-        elif self.careful:
-            loop.descend(self.largest, self.epsilon)
         else:
-            loop.anneal_all(annealing(self.largest, self.epsilon, self.options.scaling))
+            self.careful = self.epsilon < _CAREFUL_BELOW * self.largest
+            steps = [len(annealing(bound, self.epsilon, scaling)) for bound in self.largest.tolist()]
+            hasty = torch.where(self.careful, 0, torch.tensor(steps))
+            loop.anneal_all(annealing(float(self.largest.max()), self.epsilon, scaling), hasty)
+            self._descend(self.careful)
         loop.begin(self.epsilon)
 
     def finish(self) -> Solution:
@@ -265,15 +288,22 @@ class _Run:
         loop = self.loop
         loop.form_groups(loop.stalled, _GROUPS[self.tries])
         self.tries += 1
-        far = (loop.error.cpu() > _FAR) & ~torch.tensor(self.careful)
+        far = (loop.error.cpu() > _FAR) & ~self.careful
         grouped = torch.tensor([p in loop.groups for p in range(len(far))])
         again = loop.stalled & (grouped | far)
         if self.tries == 1 and bool(again.any()):
-            loop.done = ~again
-            loop.descend(self.largest, self.epsilon)
+            self._descend(again)
             loop.begin(self.epsilon)
-            loop.done = torch.zeros_like(loop.done)
         return True
+
+    def _descend(self, problems: Tensor) -> None:
+        """Anneal some problems from the start, each stage converged a little; the others stay as they are."""
+        if not bool(problems.any()):
+            return
+        loop = self.loop
+        loop.done = ~problems
+        loop.descend(float(self.largest[problems].max()), self.epsilon)
+        loop.done = torch.zeros_like(loop.done)
 
     def _allowed(self, dual: Tensor) -> Tensor:
         """``(B,)`` largest gaps with which every term is known well enough, or as well as its precision allows."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,69 @@ class Term:
     def sides(self) -> tuple[float, float]:
         """Sum of the positive factors, and of the negative ones without their sign."""
         return sum(f for f in self.factors if f > 0), -sum(f for f in self.factors if f < 0)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """One transport problem's value and what is known of it: what a debiased value is made of.
+
+    Args:
+        dual: lower bound of the optimal value, which is reported for it.
+        primal: upper bound.
+        rounding: what the precision of the costs can change of it, and whatever else its cost leaves open.
+        marginal_error: L1, both sides, as a fraction of the mass.
+        iterations: passes at the target epsilon.
+        converged: met its tolerance.
+        mass: of the plan.
+    """
+
+    dual: float
+    primal: float
+    rounding: float
+    marginal_error: float
+    iterations: int
+    converged: bool
+    mass: float = 1.0
+
+    @property
+    def gap(self) -> float:
+        """Width of the interval that holds the optimal value."""
+        return max(self.primal - self.dual, 0.0)
+
+    def certificate(self) -> dict[str, Any]:
+        """What is known, JSON-safe."""
+        return {name: value for name, value in asdict(self).items() if name != "rounding"}
+
+
+class Total(NamedTuple):
+    """A value made of solved problems, with its certificate."""
+
+    value: float
+    primal: float
+    gap: float
+    rounding: float
+    error: float
+    marginal_error: float
+    iterations: int
+    converged: bool
+
+
+def total(parts: Sequence[Solved], *, term: Term | None = None) -> Total:
+    """The debiased value of a cross problem and its self problems, or the plain value of one.
+
+    Args:
+        parts: the cross problem first and, for a debiased value, both self problems.
+        term: their factors, where they are others.
+    """
+    term = Term.of(0, range(1, len(parts))) if term is None else term
+    dual, primal = (torch.tensor([getattr(p, name) for p in parts], dtype=torch.float64) for name in ("dual", "primal"))
+    bounds = combine(term, dual, primal)
+    rounding = sum(abs(factor) * part.rounding for factor, part in zip(term.factors, parts, strict=True))
+    return Total(
+        bounds.value, bounds.primal, bounds.gap, rounding, bounds.error + rounding,
+        max(part.marginal_error for part in parts), max(part.iterations for part in parts),
+        all(part.converged for part in parts),
+    )  # fmt: skip
 
 
 class Bounds(NamedTuple):

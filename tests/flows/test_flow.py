@@ -36,6 +36,7 @@ from otdd_flash.flows import (
     gradient_flow,
 )
 from otdd_flash.flows.projections import Box, project_simplex
+from otdd_flash.ops import Execution
 from otdd_flash.types import LabeledDataset
 
 FEATURES = DistanceOptions(label_distance=None, epsilon=0.1, tol=1e-9)
@@ -236,12 +237,10 @@ def test_value_is_the_dataset_distance(label_distance: str | None) -> None:
 
 
 def test_warm_start_gives_the_value_of_a_cold_one_and_solves_the_target_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import otdd_flash.flows.warm as warm
-
     solved: list[list] = []
-    make = warm.make_operator
+    make = Execution.operator
     monkeypatch.setattr(
-        warm, "make_operator", lambda cost, problems, **kw: (solved.append(problems), make(cost, problems, **kw))[1]
+        Execution, "operator", lambda self, cost, pairs, **kw: (solved.append(pairs), make(self, cost, pairs, **kw))[1]
     )
     flow = Flow(DatasetTransport(TARGET, DIAGONAL), stepper=Euler(0.02))
     found = flow.run(SOURCE, steps=3)

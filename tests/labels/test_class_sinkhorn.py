@@ -44,8 +44,8 @@ def test_batched_equals_pair_by_pair_and_the_oracle(dtype: torch.dtype) -> None:
 
 def test_one_solve_with_every_self_term_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list = []
-    make = class_sinkhorn.make_operator
-    monkeypatch.setattr(class_sinkhorn, "make_operator", lambda c, p, **k: seen.append(list(p)) or make(c, p, **k))
+    make = Execution.operator
+    monkeypatch.setattr(Execution, "operator", lambda self, c, p, **k: seen.append(list(p)) or make(self, c, p, **k))
     label_distances(SOURCE, TARGET, method="sinkhorn", sinkhorn=LabelSinkhorn(relative_epsilon=0.2))
     (problems,) = seen
     assert sorted(problems) == sorted(itertools.combinations_with_replacement(range(5), 2))
