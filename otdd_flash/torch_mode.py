@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
-from threading import Lock
+from threading import Lock, local
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -51,7 +51,14 @@ class _DefaultDtype:
                     torch.set_default_dtype(self._callers)
 
 
+class _Thread(local):
+    """Whether a thread is within a guarded function."""
+
+    inside = False
+
+
 _default_dtype = _DefaultDtype()
+_thread = _Thread()
 
 
 def plain_torch(function: Callable[P, R]) -> Callable[P, R]:
@@ -63,9 +70,15 @@ def plain_torch(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _default_dtype.plain(), _plain_mode() if _is_foreign() else nullcontext():
-            named = {name: _ordinary(value) for name, value in kwargs.items()}
-            return function(*map(_ordinary, args), **named)  # type: ignore[arg-type]
+        if _thread.inside and not _is_computing_otherwise():  # called by the library itself
+            return function(*args, **kwargs)
+        outer, _thread.inside = _thread.inside, True
+        try:
+            with _default_dtype.plain(), _plain_mode() if _is_foreign() else nullcontext():
+                named = {name: _ordinary(value) for name, value in kwargs.items()}
+                return function(*map(_ordinary, args), **named)  # type: ignore[arg-type]
+        finally:
+            _thread.inside = outer
 
     return inside
 
@@ -92,11 +105,12 @@ def plain_torch_methods(cls: C) -> C:
 
 def _is_foreign() -> bool:
     """Whether the thread's present mode is another than plain torch."""
-    return (
-        torch.is_inference_mode_enabled()
-        or any(map(torch.is_autocast_enabled, _DEVICES))
-        or torch.empty(0).device.type != "cpu"
-    )
+    return _is_computing_otherwise() or torch.empty(0).device.type != "cpu"
+
+
+def _is_computing_otherwise() -> bool:
+    """Whether inference mode or autocast is on."""
+    return torch.is_inference_mode_enabled() or any(map(torch.is_autocast_enabled, _DEVICES))
 
 
 @contextmanager

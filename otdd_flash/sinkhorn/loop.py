@@ -64,7 +64,8 @@ class Loop:
         self.error = torch.zeros_like(self.mass)
         self.least = _NEGLIGIBLE * self.mass
         self.turn = torch.ones_like(self.mass[:1])  # 1 where rows are next, 0 where columns are
-        self.vectors = vectors_of(operator, self.cross) if self.rows.hard and self.columns.hard else None
+        kernels = self.rows.hard and self.columns.hard and options.relaxation is None
+        self.vectors = vectors_of(operator, self.cross) if kernels else None
         if self.vectors is not None:
             self.f, self.r = torch.zeros_like(self.a), torch.zeros_like(self.a)
             self.g, self.c = torch.zeros_like(self.b), torch.zeros_like(self.b)
@@ -294,7 +295,7 @@ class Loop:
     def _method(self, epsilon: float) -> Callable[[Tensor], None]:
         """A function that moves the active problems by a step from where they were evaluated."""
         options = self.options
-        if self.vectors is not None and options.relaxation is None:
+        if self.vectors is not None:
             fused = FusedAnderson(self.vectors, float(self.rows_next))
             return lambda active: fused.advance(
                 (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
