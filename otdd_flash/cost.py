@@ -147,31 +147,55 @@ class DotProductCost:
         squares = square[:, None] + square[None, :] - 2 * (first @ first.T)
         table = self.feature_weight * squares.clamp_min(0.0)  # of points in one place rounding leaves less than nothing
         if self.table is not None:
-            shares = first.new_zeros(len(used), len(self.table))
-            for row, k in enumerate(used):
-                shares[row].index_add_(0, self.labels_of(k), self.clouds[k].weights / self.clouds[k].weights.sum())
+            shares = self._many_shares([(k, self.clouds[k].weights / self.clouds[k].weights.sum()) for k in used])
             table = table + shares @ self.table @ shares.T
         pairs = torch.tensor([[at[i], at[j]] for i, j in problems])
         return table.cpu()[pairs[:, 0], pairs[:, 1]]
 
-    def total(self, i: int, j: int, u: Tensor, v: Tensor) -> Tensor:
-        """``sum_ij u_i v_j C_ij`` of problem ``(i, j)``, a float64 tensor of no dimension, in O((n + m) d).
+    def totals(self, entries: Sequence[tuple[int, int, Tensor, Tensor]]) -> Tensor:
+        """``(B,)`` float64 ``sum_ij u_i v_j C_ij`` of many problems, in O((n + m) d) each.
 
         Args:
-            i: first cloud.
-            j: second cloud.
-            u: ``(n,)`` float64.
-            v: ``(m,)`` float64.
+            entries: first cloud, second cloud, ``u (n,)`` and ``v (m,)`` float64.
         """
-        x, y = (_moments(self.clouds[k], self.center, weights) for k, weights in ((i, u), (j, v)))
-        value = self.feature_weight * (x.square * v.sum() + y.square * u.sum() - 2 * (x.first @ y.first))
+        weights = [[(i, u) for i, _, u, _ in entries], [(j, v) for _, j, _, v in entries]]
+        x, y = (self._many_moments(side) for side in weights)
+        u, v = (torch.stack([w.sum() for _, w in side]) for side in weights)
+        value = self.feature_weight * (x.square * v + y.square * u - 2 * (x.first * y.first).sum(1))
         if self.table is not None:
-            p, q = (u.new_zeros(len(self.table)).index_add_(0, self.labels_of(k), w) for k, w in ((i, u), (j, v)))
-            value = value + p @ self.table @ q
+            p, q = (self._many_shares(side) for side in weights)
+            value = value + ((p @ self.table) * q).sum(1)
         return value
+
+    def _many_moments(self, weights: Sequence[tuple[int, Tensor]]) -> _Moments:
+        """First and second moments ``(B, d), (B,)`` about the centre, of clouds under weights; clouds may repeat."""
+        first = self.clouds[0].weights.new_zeros(len(weights), self.clouds[0].points.shape[1])
+        square = first.new_zeros(len(weights))
+        for k in {k: None for k, _ in weights}:
+            at = [p for p, (cloud, _) in enumerate(weights) if cloud == k]
+            found = _moments(self.clouds[k], self.center, torch.stack([weights[p][1] for p in at]))
+            first[at], square[at] = found.first, found.square
+        return _Moments(first, square, square)
+
+    def _many_shares(self, weights: Sequence[tuple[int, Tensor]]) -> Tensor:
+        """``(B, C)`` masses by row of the table, of clouds under weights."""
+        assert self.table is not None
+        out = self.table.new_zeros(len(weights), len(self.table))
+        for row, (k, w) in enumerate(weights):
+            out[row].index_add_(0, self.labels_of(k), w)
+        return out
 
     def bound(self, i: int, j: int) -> float:
         """An upper bound of the cost between points with weight of problem ``(i, j)``: annealing starts there."""
+        if (i, j) not in self._bounds:
+            self._bounds[i, j] = self._bound(i, j)
+        return self._bounds[i, j]
+
+    @cached_property
+    def _bounds(self) -> dict[tuple[int, int], float]:
+        return {}
+
+    def _bound(self, i: int, j: int) -> float:
         value = self.feature_weight * (self._radii[i] + self._radii[j]) ** 2
         if self.table is None:
             return value
@@ -220,14 +244,15 @@ class _Moments(NamedTuple):
 
 
 def _moments(cloud: PointCloud, center: Tensor | None, weights: Tensor) -> _Moments:
-    d = cloud.points.shape[1]
-    first, square, largest = (weights.new_zeros(shape) for shape in ((d,), (), ()))
+    """Under ``weights (n,)``, or many of them ``(B, n)``."""
+    batch, d = weights.shape[:-1], cloud.points.shape[1]
+    first, square, largest = (weights.new_zeros(shape) for shape in ((*batch, d), batch, ()))
     for rows in _row_blocks(cloud.points):
         points = cloud.points[rows]
         centred = points.to(torch.float64) if center is None else points - center  # float64 either way, one copy
         norms = torch.linalg.vector_norm(centred, dim=1).square()
-        first += weights[rows] @ centred
-        square += weights[rows] @ norms
+        first += weights[..., rows] @ centred
+        square += weights[..., rows] @ norms
         largest = torch.maximum(largest, torch.where(cloud.weights[rows] != 0, norms, 0.0).max())
     return _Moments(first, square, largest)
 

@@ -24,23 +24,14 @@ from otdd_flash.types import LabeledDataset
 
 
 def class_statistics(
-    dataset: LabeledDataset,
-    method: str | Callable[..., Any],
-    *,
-    sinkhorn: LabelSinkhorn | None = None,
-    known: dict[str, Tensor] | None = None,
+    dataset: LabeledDataset, method: str | Callable[..., Any], *, sinkhorn: LabelSinkhorn | None = None
 ) -> ClassStatistics:
-    """Classes, own table and self terms of one data set; see :func:`class_statistics_of`.
+    """Classes, own table and self terms of one data set; see :func:`class_statistics_of`."""
+    return class_statistics_of([dataset], method, sinkhorn=sinkhorn)[0]
 
-    Args:
-        dataset: the set.
-        method: as there.
-        sinkhorn: as there.
-        known: the :meth:`ClassStatistics.tensors` of an earlier call, to be taken instead of computed.
-    """
-    if known is None:
-        return class_statistics_of([dataset], method, sinkhorn=sinkhorn)[0]
-    _check_method(method, sinkhorn)
+
+def known_statistics(dataset: LabeledDataset, known: dict[str, Tensor]) -> ClassStatistics:
+    """The statistics of a data set from the :meth:`ClassStatistics.tensors` of an earlier call."""
     samples = tuple(class_samples(dataset))
     return ClassStatistics(samples, known["own"], known.get("selves"), float(known["error"]), bool(known["converged"]))
 

@@ -40,6 +40,8 @@ class SetSource:
                 f"{self.name} gave {type(found).__name__}, must be a LabeledDataset: use otdd_flash.from_arrays(X, y) "
                 "or otdd_flash.load; texts need an embedder first (otdd_flash.data.features.Features)"
             )
+        if found.name == self.name and not found.x.requires_grad:
+            return found  # the same object each time: it remembers its fingerprint
         # no derivative is taken here, and a graph would be carried through every solve
         return replace(found, name=self.name, x=found.x.detach())
 
@@ -71,7 +73,8 @@ def _source(entry: Any, name: str | None) -> SetSource:
     if isinstance(entry, SetSource):
         return entry if name is None else replace(entry, name=name)
     if isinstance(entry, LabeledDataset):
-        return SetSource(name or entry.name, _Given(entry))
+        # an object of this run's own: it remembers its fingerprint, and the caller's data may change between runs
+        return SetSource(name or entry.name, _Given(replace(entry, name=name or entry.name, x=entry.x.detach())))
     if isinstance(entry, str):
         return SetSource(name or entry, partial(_load, entry))
     if callable(entry):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import otdd_flash
-from otdd_flash.labels.blocks import ClassStatistics, class_statistics
+from otdd_flash.labels.blocks import ClassStatistics, class_statistics_of, known_statistics
 from otdd_flash.matrix.moments import Moments
 from otdd_flash.matrix.screening import sketch_key
 from otdd_flash.matrix.settings import MatrixSettings
@@ -124,11 +124,11 @@ class Worker:
         settings, origin = shared
         ready: dict[int, Side | Exception] = {}
         notes: dict[int, list[str]] = {}
-        for member in members:
-            for position, fingerprint in member.sets:
-                if position not in ready:
-                    with _collected() as notes[position]:
-                        ready[position] = _caught(self._prepare, settings, position, fingerprint)
+        prints = {position: fingerprint for member in members for position, fingerprint in member.sets}
+        for position, fingerprint in prints.items():
+            with _collected() as notes[position]:
+                ready[position] = _caught(self._prepare, settings, position, fingerprint)
+        self._add_statistics(settings, prints, ready, notes)
         results: list[Result | None] = [_first_error(ready, member) for member in members]
         sound = [k for k, result in enumerate(results) if result is None]
         for k, result in zip(
@@ -183,10 +183,14 @@ class Worker:
 
     def _load(self, position: int) -> LabeledDataset:
         dataset = place(self.sources[position].dataset(), self.options)
-        return dataset if self.device is None else dataset.to(self.device)
+        if self.device is None:
+            return dataset
+        moved = dataset.to(self.device)
+        vars(moved)["fingerprint"] = dataset.fingerprint  # the same anywhere, and remembered where the data came from
+        return moved
 
     def _prepare(self, settings: MatrixSettings, position: int, fingerprint: str) -> Side:
-        """A set ready for problems, from this worker's memory or anew."""
+        """A set ready for problems, from this worker's memory or anew; its class statistics where they are known."""
         key = (position, settings.label_key(fingerprint) if settings.labelled else None)
         if key in self._cache:
             self._cache.move_to_end(key)
@@ -195,21 +199,43 @@ class Worker:
         if dataset.fingerprint != fingerprint:
             raise ValueError(_CHANGED.format(dataset.name))
         classes = None
-        if settings.labelled:
-            classes = self._statistics(dataset, settings, settings.label_key(fingerprint))
-        self._cache[key] = Side(dataset, classes)
+        if settings.labelled and not callable(settings.options.label_distance):
+            known = self.store.read_tensors("labels", settings.label_key(fingerprint))
+            classes = None if known is None else known_statistics(dataset, known)
+        return Side(dataset, classes)
+
+    def _add_statistics(
+        self, settings: MatrixSettings, prints: dict[int, str], ready: dict[int, Any], notes: dict[int, list[str]]
+    ) -> None:
+        """Compute the class statistics that are missing, together, or where that fails set by set, and keep them."""
+        sound = {position: side for position, side in ready.items() if isinstance(side, Side)}
+        missing = [position for position, side in sound.items() if settings.labelled and side.classes is None]
+        with _collected() as said:
+            found = _caught(self._statistics, settings, [sound[position].dataset for position in missing])
+        for k, position in enumerate(missing):
+            if isinstance(found, Exception):
+                with _collected() as said:
+                    alone = _caught(self._statistics, settings, [sound[position].dataset])
+                one = alone if isinstance(alone, Exception) else alone[0]
+            else:
+                one = found[k]
+            notes[position] += said
+            if isinstance(one, Exception):
+                ready[position] = one
+                continue
+            ready[position] = sound[position] = Side(sound[position].dataset, one)
+            if not callable(settings.options.label_distance):
+                self.store.write_tensors("labels", settings.label_key(prints[position]), one.tensors())
+        for position, side in sound.items():
+            self._cache[position, settings.label_key(prints[position]) if settings.labelled else None] = side
         while len(self._cache) > 2 and sum(side.bytes for side in self._cache.values()) > self._limit:
             self._cache.popitem(last=False)
-        return self._cache[key]
 
-    def _statistics(self, dataset: LabeledDataset, settings: MatrixSettings, key: str) -> ClassStatistics:
-        """Class statistics; the own label table comes from the store where it was computed before."""
-        method, sinkhorn = settings.options.label_distance, settings.label_sinkhorn(dataset.x.device)
-        known = None if callable(method) else self.store.read_tensors("labels", key)
-        statistics = class_statistics(dataset, method, sinkhorn=sinkhorn, known=known)  # type: ignore[arg-type]
-        if known is None and not callable(method):
-            self.store.write_tensors("labels", key, statistics.tensors())
-        return statistics
+    def _statistics(self, settings: MatrixSettings, datasets: Sequence[LabeledDataset]) -> list[ClassStatistics]:
+        if not datasets:
+            return []
+        method, sinkhorn = settings.options.label_distance, settings.label_sinkhorn(datasets[0].x.device)
+        return class_statistics_of(datasets, method, sinkhorn=sinkhorn)  # type: ignore[arg-type]
 
 
 def _caught(function: Callable[..., Any], *arguments: Any) -> Any:

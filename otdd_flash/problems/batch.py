@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -100,7 +101,7 @@ class SolvedPairs:
         """The cost over the sets of the batch."""
         return self.solution.operator.cost
 
-    @property
+    @cached_property
     def mean_costs(self) -> Tensor:
         """``(B,)`` of the problems, on the host."""
         return self.cost.means(self.solution.operator.problems)

@@ -60,8 +60,8 @@ def feasible_values(
     value = value + sum(p.primal(s, w) for p, s, w in zip(penalties, sums, weights, strict=True))
     left = [torch.where(both, w - s, 0.0).clamp_min_(0.0) for w, s in zip(weights, sums, strict=True)]
     value = value + _entropy_of_rest(left, weights, epsilon)
-    for p in active.nonzero()[:, 0].tolist():
-        value[p] += _cost_of_rest(operator, p, left[0][p], left[1][p])
+    chosen = active.nonzero()[:, 0].tolist()
+    value[chosen] += _costs_of_rest(operator, chosen, left)
     return torch.where(active.to(value.device) & value.isfinite(), value, torch.inf)
 
 
@@ -81,9 +81,10 @@ def _entropy_of_rest(left: list[Tensor], weights: Sides, epsilon: float) -> Tens
     return epsilon * torch.where(s > 0, spread - torch.xlogy(s, s) + mixing - s, 0.0)
 
 
-def _cost_of_rest(operator: PlanOperator, problem: int, left: Tensor, right: Tensor) -> Tensor:
-    """``<C, e_a e_b^T> / s``."""
-    e_a, e_b = operator.unpack_rows(left, problem), operator.unpack_columns(right, problem)
-    s = torch.minimum(e_a.sum(), e_b.sum())
-    total = operator.cost.total(*operator.problems[problem], e_a, e_b)
-    return torch.where(s > 0, total / torch.where(s > 0, s, 1.0), 0.0)
+def _costs_of_rest(operator: PlanOperator, problems: list[int], left: list[Tensor]) -> Tensor:
+    """``<C, e_a e_b^T> / s`` of some problems."""
+    rests = [(operator.unpack_rows(left[0][p], p), operator.unpack_columns(left[1][p], p)) for p in problems]
+    pairs = [operator.problems[p] for p in problems]
+    totals = operator.cost.totals([(*pair, *rest) for pair, rest in zip(pairs, rests, strict=True)])
+    s = torch.minimum(left[0].sum(1), left[1].sum(1))[problems]
+    return torch.where(s > 0, totals / torch.where(s > 0, s, 1.0), 0.0)

@@ -144,12 +144,15 @@ def allowed_gaps(terms: Sequence[Term], dual: Tensor, floor: Tensor, accuracy: f
         floor: ``(B,)`` values below which the error is measured against the floor.
         accuracy: as a fraction.
     """
-    allowed = torch.full_like(dual, torch.inf)
+    duals, floors = dual.tolist(), floor.tolist()
+    allowed = [math.inf] * len(duals)
     for term in terms:
-        least = float(floor[term.problems[0]])
-        error = accuracy * (least if term.part else max(abs(term.value(dual)), least))
+        least = floors[term.problems[0]]
+        if not term.part:
+            value = term.offset + sum(f * duals[p] for p, f in zip(term.problems, term.factors, strict=True))
+            least = max(abs(value), least)
+        above, below = term.sides
         for p, factor in zip(term.problems, term.factors, strict=True):
-            side = term.sides[0] if factor > 0 else term.sides[1]
             if factor:
-                allowed[p] = min(float(allowed[p]), error / side)
-    return allowed
+                allowed[p] = min(allowed[p], accuracy * least / (above if factor > 0 else below))
+    return torch.tensor(allowed, dtype=dual.dtype)
