@@ -63,10 +63,12 @@ def _anneal_kernel(
 
 @triton.jit(do_not_specialize=_VECTORS)
 def _remember_kernel(
-    f, g, a, b, r, c, symmetric, last_z, last_residual, moves, changes, slots, parts, n, m, blocks, slope_hi, slope_lo,
-    BLOCK: tl.constexpr, MEMORY: tl.constexpr, PARTS: tl.constexpr,
+    f, g, a, b, r, c, symmetric, live, last_z, last_residual, moves, changes, slots, parts, n, m, blocks, slope_hi,
+    slope_lo, BLOCK: tl.constexpr, MEMORY: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     problem = tl.program_id(1).to(tl.int64)
+    if tl.load(live + problem) == 0:
+        return
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = n + m
     inside = t < size
@@ -97,10 +99,12 @@ def _remember_kernel(
 
 @triton.jit(do_not_specialize=["blocks"])
 def _combine_kernel(
-    parts, gram, valid, slots, error, best, plain, turn, alpha, facts, blocks, growth, plain_steps, regularisation,
-    MEMORY: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    parts, gram, valid, slots, error, best, plain, turn, alpha, facts, live, blocks, growth, plain_steps,
+    regularisation, MEMORY: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     problem = tl.program_id(0).to(tl.int64)
+    if tl.load(live + problem) == 0:
+        return
     k = tl.arange(0, MEMORY)
     row, right = tl.zeros([MEMORY], tl.float64), tl.zeros([MEMORY], tl.float64)
     largest = tl.zeros([CHUNK], tl.float64)
@@ -144,10 +148,12 @@ def _combine_kernel(
 
 @triton.jit(do_not_specialize=_VECTORS)
 def _accelerate_kernel(
-    moves, changes, alpha, last_residual, symmetric, out, longest, n, m, blocks, symmetric_by,
+    moves, changes, alpha, last_residual, symmetric, live, out, longest, n, m, blocks, symmetric_by,
     BLOCK: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
     problem = tl.program_id(1).to(tl.int64)
+    if tl.load(live + problem) == 0:
+        return
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = n + m
     inside = t < size
@@ -171,6 +177,8 @@ def _move_kernel(
     longer, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     problem = tl.program_id(1).to(tl.int64)
+    if tl.load(live + problem) == 0:
+        return
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     size = n + m
     inside = t < size
@@ -190,7 +198,7 @@ def _move_kernel(
     plain = plain * tl.where(alone, symmetric_by, turn)
     chosen = tl.where(usable, shorter * tl.load(step + problem * size + t, mask=inside, other=0.0), plain)
     moved = _both(f, g, problem, t, n, m) + (chosen * eps_hi + chosen * eps_lo)
-    _store_both(f, g, problem, t, n, m, moved, inside & (tl.load(live + problem) != 0))
+    _store_both(f, g, problem, t, n, m, moved, inside)
 
 
 @triton.jit(do_not_specialize=_VECTORS)
@@ -264,22 +272,27 @@ class History:
             torch.zeros(shape, dtype=torch.int32, device=like.device) for shape in ((batch,), (batch, memory))
         )
 
+    def forget(self, problems) -> None:
+        """Start the histories of some problems ``(B,)`` bool anew."""
+        self.best.masked_fill_(problems, torch.inf)
+        self.plain.masked_fill_(problems, 1.0)
+
     def advance(self, potentials, sums, error, live, *, epsilon, symmetric_by, growth, plain_steps, regularisation,
                 free, longer) -> None:  # fmt: skip
         """One step of the live problems, in place; arguments are the constants of the method."""
         v = self.vectors
         sizes = v.n, v.m, v.blocks
         _remember_kernel[v.grid](
-            *potentials, v.a, v.b, *sums, v.symmetric, self.last_z, self.last_residual, self.moves, self.changes,
+            *potentials, v.a, v.b, *sums, v.symmetric, live, self.last_z, self.last_residual, self.moves, self.changes,
             self.slots, self.parts, *sizes, *two_parts(1.0 / epsilon), BLOCK=BLOCK, MEMORY=self.memory, PARTS=PARTS,
         )  # fmt: skip
         _combine_kernel[(v.batch,)](
             self.parts, self.gram, self.valid, self.slots, error, self.best, self.plain, self.turn, self.alpha,
-            self.facts, v.blocks, growth, plain_steps, regularisation, MEMORY=self.memory, PARTS=PARTS, CHUNK=32,
+            self.facts, live, v.blocks, growth, plain_steps, regularisation, MEMORY=self.memory, PARTS=PARTS, CHUNK=32,
         )  # fmt: skip
         _accelerate_kernel[v.grid](
-            self.moves, self.changes, self.alpha, self.last_residual, v.symmetric, self.step, self.longest, *sizes,
-            symmetric_by, BLOCK=BLOCK, MEMORY=self.memory,
+            self.moves, self.changes, self.alpha, self.last_residual, v.symmetric, live, self.step, self.longest,
+            *sizes,            symmetric_by, BLOCK=BLOCK, MEMORY=self.memory,
         )  # fmt: skip
         _move_kernel[v.grid](
             *potentials, self.step, self.last_residual, self.longest, self.facts, v.symmetric, live, *sizes,

@@ -77,6 +77,11 @@ class Anderson:
         self.plain.sub_(1)
         return torch.where(usable, accelerated, plain)
 
+    def forget(self, problems: Tensor) -> None:
+        """Start the histories of some problems ``(B,)`` bool anew."""
+        self.best.masked_fill_(problems[:, None], torch.inf)
+        self.plain.masked_fill_(problems[:, None], 1.0)
+
     def _remember(self, z: Tensor, residual: Tensor) -> Tensor:
         """Take in the latest differences; returns all weighted changes, of whose products only one row is new."""
         for history, last, now in zip((self.moves, self.changes), self.last, (z, residual), strict=True):
@@ -122,6 +127,10 @@ class FusedAnderson:
 
     def __init__(self, vectors: Vectors, turn: float) -> None:
         self.history = history_of(vectors, MEMORY, turn)
+
+    def forget(self, problems: Tensor) -> None:
+        """Start the histories of some problems ``(B,)`` bool anew."""
+        self.history.forget(problems)
 
     def advance(
         self, potentials: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor], error: Tensor, live: Tensor, eps: float

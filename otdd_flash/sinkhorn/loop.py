@@ -86,6 +86,7 @@ class Loop:
         self.regrouped: dict[int, float] = {}  # error at the last of these steps at the target
         self.leave = 0.0  # marginal error that need not be lowered: that of a stage of annealing
         self.advance: Callable[[Tensor], None] = _no_step
+        self.acceleration: Anderson | FusedAnderson | None = None
 
     def _join_sides(self) -> None:
         """Keep both sides of a problem in one row ``(B, N + M)``: tensor operations then serve both at once."""
@@ -157,6 +158,17 @@ class Loop:
         self.passes += 1
         self.advance = self._advance(epsilon)
 
+    def resume(
+        self, epsilon: float, moved: Tensor, advance: Callable[[Tensor], None],
+        acceleration: Anderson | FusedAnderson | None,
+    ) -> None:  # fmt: skip
+        """Go on at an epsilon with the steps of before, after the ``moved`` problems were elsewhere."""
+        self.epsilon = epsilon
+        self._evaluate(epsilon, moved)
+        self.passes += 1
+        self.advance, self.acceleration = advance, acceleration
+        self.forget(moved)
+
     def run(self, goal: Tensor, limit: int, *, patient: bool) -> None:
         """Passes until all unfinished problems are at their goal, the limit is reached or one stands still.
 
@@ -195,9 +207,14 @@ class Loop:
             self.passes += 1
             self.iterations += active
 
+    def forget(self, problems: Tensor) -> None:
+        """Start the acceleration of some problems anew: they were moved by something else than its steps."""
+        if self.acceleration is not None:
+            self.acceleration.forget(problems.to(self.a.device))
+
     def close(self) -> None:
         """Let go of the steps' history and recordings, which refer to this."""
-        self.advance = _no_step
+        self.advance, self.acceleration = _no_step, None
 
     def dual_values(self) -> Tensor:
         """``(B,)`` dual values of the present potentials, lower bounds of the optimal ones; on the host."""
@@ -260,7 +277,7 @@ class Loop:
             self._evaluate(self.epsilon, undone)
         self.passes += 2
         self.iterations += 2 * moved
-        self.advance = self._advance(self.epsilon)
+        self.forget(moved)
 
     def _between(self) -> Tensor:
         """``(B,)`` L1 errors of the masses of groups, as fractions of the mass; zero where there are no groups."""
@@ -296,11 +313,12 @@ class Loop:
         """A function that moves the active problems by a step from where they were evaluated."""
         options = self.options
         if self.vectors is not None:
-            fused = FusedAnderson(self.vectors, float(self.rows_next))
+            self.acceleration = fused = FusedAnderson(self.vectors, float(self.rows_next))
             return lambda active: fused.advance(
                 (self.f, self.g), (self.r, self.c), self.error, self._live(active), epsilon
             )
         method = Anderson(self.weights, self.idle, self.symmetric) if options.relaxation is None else None
+        self.acceleration = method
 
         def move(active: Tensor) -> None:
             step = self._residuals(epsilon)

@@ -292,8 +292,9 @@ class _Run:
         grouped = torch.tensor([p in loop.groups for p in range(len(far))])
         again = loop.stalled & (grouped | far)
         if self.tries == 1 and bool(again.any()):
+            advance, acceleration = loop.advance, loop.acceleration
             self._descend(again)
-            loop.begin(self.epsilon)
+            loop.resume(self.epsilon, again, advance, acceleration)
         return True
 
     def _descend(self, problems: Tensor) -> None:
