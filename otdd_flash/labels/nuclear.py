@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from otdd_flash.ops.tuning import fast_float64
+
 Pair = tuple[int, int]
 Result = TypeVar("Result")
 
@@ -18,7 +20,6 @@ _HALF_CUBIC_STEPS, _LAST_STEPS = 3, 2  # errors of 1e-3, which half precision le
 _SCALE = 64.0  # of half-precision operands: entries of 1e-9 of the largest are still told from zero
 _HALF_ERROR = 2e-5  # of a nuclear norm; seen: 0.2e-6 to 2e-6, and up to 1.4e-5 where all but one row is zero
 _SMALL = 64  # rows of products that are not worth half precision
-_FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 
 
 def nuclear_pairs(factors: Sequence[Tensor], pairs: Sequence[Pair], *, exact: bool = False) -> Tensor:
@@ -188,4 +189,4 @@ def relative_error(device: torch.device, ranks: Sequence[int]) -> float:
 
 def _product_dtype(device: torch.device) -> torch.dtype:
     """Float64 where the GPU multiplies such matrices at full rate, else float32."""
-    return torch.float64 if torch.cuda.get_device_capability(device) in _FAST_FLOAT64 else torch.float32
+    return torch.float64 if fast_float64(device) else torch.float32

@@ -1,4 +1,7 @@
-"""Small problems whole, on a GPU: one launch for all costs of a batch, one for every step, one for the gradient."""
+"""Small problems whole, on a GPU: one launch for all costs of a batch, one for every step, one for the gradient.
+
+Costs and gradients of many wide points are left to the library's float64 products where these are fast.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from otdd_flash.kernels.dense_costs import dense_costs
 from otdd_flash.kernels.dense_pull import dense_pull
 from otdd_flash.kernels.dense_step import dense_step
-from otdd_flash.ops import tuning
+from otdd_flash.ops import dense_blocks, tuning
 from otdd_flash.ops.base import on_device
 from otdd_flash.ops.dense import Step
 
@@ -35,11 +38,15 @@ class FusedDense:
         self._n, self._kinds = x.shape[1], 1 + debiased
         batch, size, width = self._points.shape
         self._costs = torch.empty(batch, size, size, device=x.device)
+        self._in_blocks = tuning.dense_in_blocks(x.device, batch, size, width)
         with on_device(x.device):
-            dense_costs(
-                self._points, self._costs, n=self._n, narrow=width <= tuning.DENSE_NARROW, own=debiased,
-                config=tuning.dense_costs_config(width),
-            )  # fmt: skip
+            if self._in_blocks:
+                dense_blocks.dense_costs(self._points, self._costs, n=self._n, own=debiased)
+            else:
+                dense_costs(
+                    self._points, self._costs, n=self._n, narrow=width <= tuning.DENSE_NARROW, own=debiased,
+                    config=tuning.dense_costs_config(width),
+                )  # fmt: skip
 
     def solve(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor]:
         """See :class:`otdd_flash.ops.dense.DenseProblems`."""
@@ -64,12 +71,14 @@ class FusedDense:
     def pull(self, epsilon: float) -> Tensor:
         """See :class:`otdd_flash.ops.dense.DenseProblems`."""
         out = torch.empty_like(self._points)
+        given = self._costs, self._points, self._log_weights, self._after, self._seen, out
         _, size, width = out.shape
         with on_device(out.device):
-            dense_pull(
-                self._costs, self._points, self._log_weights, self._after, self._seen, out, n=self._n,
-                slope=_slope(epsilon), config=tuning.dense_pull_config(size, width),
-            )  # fmt: skip
+            if self._in_blocks:
+                dense_blocks.dense_pull(*given, n=self._n, slope=_slope(epsilon))
+            else:
+                config = tuning.dense_pull_config(size, width)
+                dense_pull(*given, n=self._n, slope=_slope(epsilon), config=config)
         return out
 
 

@@ -52,6 +52,13 @@ def architecture(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def fast_float64(device: torch.device) -> bool:
+    """Whether a GPU multiplies float64 matrices as fast as float32 ones, or faster: the data-center ones do."""
+    return architecture(device) in _FAST_FLOAT64
+
+
+_FAST_FLOAT64 = {80, 90, 100}  # architectures
+_DENSE_WIDE = 1 << 30  # multiply-adds of costs: kernels take 0.7 ms for them and for the gradient on an H200
 DENSE_NARROW = 8  # features up to which costs of small problems are sums of squared differences
 WIDTH_MULTIPLE = 64  # operand widths are padded to this; every K step of a pointer configuration divides it
 
@@ -169,12 +176,20 @@ def dense_costs_config(width: int) -> KernelConfig:
     return KernelConfig("fp32", 64, 64, 32, 8, 2)
 
 
+def dense_in_blocks(device: torch.device, batch: int, size: int, width: int) -> bool:
+    """Whether costs and gradients of ``batch`` pairs, ``size`` points each, are float64 products of the library.
+
+    Of less work, the kernels take no longer than launching those products.
+    """
+    return batch * size**2 * width > _DENSE_WIDE and fast_float64(device)
+
+
 def dense_step_config(size: int) -> KernelConfig:
-    """For ``dense_step`` of ``size`` points: enough programs for every processor; 16 rows take many registers."""
-    return KernelConfig("fp32", 4 if size <= 1024 else 8, 256, 0, 4, 2)
+    """For ``dense_step`` of ``size`` points: few rows make enough programs, long ones many reads under way."""
+    return KernelConfig("fp32", 4, 256 if size <= 1024 else 1024, 0, 4, 2)
 
 
 def dense_pull_config(size: int, width: int) -> KernelConfig:
-    """For ``dense_pull`` of ``size`` points of ``width`` features."""
-    chunk = min(max(16, 1 << (width - 1).bit_length()), 64)
+    """For ``dense_pull`` of ``size`` points of ``width`` features: every chunk of features makes the plan once more."""
+    chunk = min(max(16, 1 << (width - 1).bit_length()), 64 if size <= 2048 else 128)
     return KernelConfig("fp32", 16 if size <= 2048 else 32, 32, 0, 4, 2, block_w=chunk)

@@ -44,3 +44,18 @@ def test_one_configuration_for_all_large_widths(mode: str) -> None:
     configs = {tuning.table_config(mode, d, 90) for d in range(1, 2000)}
     assert len({tuning.table_config(mode, d, 90) for d in range(257, 2000)}) == 1
     assert len(configs) <= 4
+
+
+def test_products_take_over_from_kernels_where_there_is_much_work_and_fast_float64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many points of many features, or a batch of them; never where float64 is slow."""
+    cpu = torch.device("cpu")
+    assert not tuning.dense_in_blocks(cpu, 1, 8192, 512)
+    monkeypatch.setattr(tuning, "architecture", lambda _: 90)
+    assert tuning.dense_in_blocks(cpu, 1, 8192, 512)
+    assert tuning.dense_in_blocks(cpu, 32, 1024, 64)
+    assert not tuning.dense_in_blocks(cpu, 1, 8192, 3)
+    assert not tuning.dense_in_blocks(cpu, 1, 512, 512)
+    monkeypatch.setattr(tuning, "architecture", lambda _: 89)
+    assert not tuning.dense_in_blocks(cpu, 1, 8192, 512)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from otdd_flash.ops import dense_blocks, tuning
 from otdd_flash.ops.dense import Step, TorchDense
 from otdd_flash.ops.dense_fused import FusedDense
 
@@ -34,6 +35,50 @@ def test_steps_and_gradient(n: int, m: int, d: int, debiased: bool, rho: float |
     for ours, theirs in zip(fused.solve(steps(rho)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(fused.pull(0.1).double(), exact.pull(0.1), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((5, 9, 2), 1 << 24), ((20, 20, 40), 450), ((11, 3, 1), 50), ((6, 13, 12), 30)]
+)
+@pytest.mark.parametrize("debiased", [True, False])
+def test_products_of_the_library_give_what_kernels_give(
+    shape: tuple[int, int, int], block: int, debiased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As exact as costs rounded once allow, wherever blocks end, with a point that weighs nothing."""
+    monkeypatch.setattr(tuning, "dense_in_blocks", lambda *_: True)
+    monkeypatch.setattr(dense_blocks, "_BLOCK", block)  # whole pairs, one pair, rows of one pair
+    x, a, y, b = batch(*shape, size=3)
+    exact = TorchDense.build(x.double(), a, y.double(), b, epsilon=0.1, debiased=debiased)
+    fused = FusedDense(x, a, y, b, debiased=debiased)
+    assert exact is not None
+    expected = exact.solve(steps(0.5))
+    assert expected is not None
+    for ours, theirs in zip(fused.solve(steps(0.5)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(fused.pull(0.1).double(), exact.pull(0.1), rtol=1e-5, atol=1e-6)
+    a[:, 1] = 0
+    light = FusedDense(x, a, y, b, debiased=debiased)
+    light.solve(steps(0.5))
+    pulled = light.pull(0.1)
+    assert bool(pulled.isfinite().all())
+    assert float(pulled[:, 1].abs().max()) == 0
+
+
+@pytest.mark.parametrize("block", [1 << 24, 1000, 100])
+def test_costs_by_products_are_rounded_once_and_never_negative(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from the origin, with points that occur twice; entries within a cloud are written on request alone."""
+    monkeypatch.setattr(dense_blocks, "_BLOCK", block)
+    x = batch(30, 1, 12)[0] + 100.0
+    points = torch.cat([x, x[:, :10]], 1)
+    exact = (points.double()[:, :, None] - points.double()[:, None]).square().sum(3) / 2
+    costs = torch.full((2, 40, 40), torch.nan)
+    dense_blocks.dense_costs(points, costs, n=30, own=False)
+    cross = torch.arange(40)[:, None].lt(30) != torch.arange(40).lt(30)
+    torch.testing.assert_close(costs[:, cross].double(), exact[:, cross], rtol=1e-7, atol=1e-9)
+    assert bool(costs[:, ~cross].isnan().all())
+    dense_blocks.dense_costs(points, costs, n=30, own=True)
+    torch.testing.assert_close(costs.double(), exact, rtol=1e-7, atol=1e-9)
+    assert float(costs.min()) >= 0
 
 
 def test_a_point_without_weight_is_a_row_and_no_column() -> None:
