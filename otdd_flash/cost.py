@@ -123,16 +123,23 @@ class DotProductCost:
 
     def factors(self, i: int, j: int, dtype: torch.dtype) -> Factors:
         """The dot-product form of problem ``(i, j)`` in ``dtype``, label columns included."""
+        return self.many_factors([(i, j)], dtype)[0]
+
+    def many_factors(self, problems: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[Factors]:
+        """The dot-product forms of many problems; what belongs to a cloud is computed once."""
         root = (2.0 * self.feature_weight) ** 0.5
-        x, y = self.centred(i, dtype) * root, self.centred(j, dtype) * root
-        alpha, beta = squared_norms(x) / 2, squared_norms(y) / 2
-        if self.table is None:
-            return Factors(alpha, beta, x, y)
-        rows, columns = self.labels_of(i), self.labels_of(j)
-        present, position = torch.unique(columns, return_inverse=True)
-        u = -self.table[rows][:, present].to(dtype)
-        v = torch.nn.functional.one_hot(position, len(present)).to(dtype)
-        return Factors(alpha, beta, torch.cat([x, u], 1), torch.cat([y, v], 1))
+        points = {k: self.centred(k, dtype) * root for k in dict.fromkeys(k for pair in problems for k in pair)}
+        halves = {k: squared_norms(x) / 2 for k, x in points.items()}
+        out = []
+        for i, j in problems:
+            x, y = points[i], points[j]
+            if self.table is not None:
+                rows, columns = self.labels_of(i), self.labels_of(j)
+                present, position = torch.unique(columns, return_inverse=True)
+                x = torch.cat([x, -self.table[rows][:, present].to(dtype)], 1)
+                y = torch.cat([y, torch.nn.functional.one_hot(position, len(present)).to(dtype)], 1)
+            out.append(Factors(halves[i], halves[j], x, y))
+        return out
 
     def mean(self, i: int, j: int) -> float:
         """Mean cost under the independent coupling ``a (x) b``, in O((n + m) d)."""

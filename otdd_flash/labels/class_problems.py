@@ -101,7 +101,8 @@ def _solve(classes: Sequence[ClassSample], parts: Sequence[_Part], settings: Lab
 
 def _error(solution: Solution, terms: Sequence[Term]) -> float:
     """The largest stated error of an entry."""
-    bounds = [combine(term, solution.dual, solution.primal).error for term in terms]
+    values = solution.dual.tolist(), solution.primal.tolist()
+    bounds = [combine(term, *values).error for term in terms]
     return max(bounds, default=0.0) + max((rounding_of(solution, term) for term in terms), default=0.0)
 
 

@@ -89,7 +89,8 @@ def sinkhorn_table(
     selves = [(i, i) for i in range(c)] if settings.debiased else []
     terms = entry_terms(pairs, c if selves else 0)
     solution = solve_classes(classes, pairs + selves, replace(settings, epsilon=epsilon), terms, progress)
-    bounds = [combine(term, solution.dual, solution.primal) for term in terms]
+    values = solution.dual.tolist(), solution.primal.tolist()
+    bounds = [combine(term, *values) for term in terms]
     certificate = {
         "epsilon": epsilon,
         "mean_cost": mean_cost,
@@ -146,8 +147,10 @@ def entry_terms(pairs: list[tuple[int, int]], selves: int) -> list[Term]:
 def entries(values: Tensor, pairs: list[tuple[int, int]], c: int) -> Tensor:
     """``(c, c)`` symmetric table with a zero diagonal, from the values of the problems."""
     table = torch.zeros(c, c, dtype=torch.float64)
-    for (i, j), term in zip(pairs, entry_terms(pairs, len(values) - len(pairs)), strict=True):
-        table[i, j] = table[j, i] = term.value(values)
+    known = values.tolist()
+    found = [term.value(known) for term in entry_terms(pairs, len(known) - len(pairs))]
+    rows, columns = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+    table[rows, columns] = table[columns, rows] = torch.tensor(found, dtype=torch.float64)
     return table
 
 

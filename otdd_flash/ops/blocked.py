@@ -326,7 +326,7 @@ class BlockedOperator:
     def _make_group(self, index: list[int]) -> _Group:
         problems = [self.problems[p] for p in index]
         selves = [i == j for i, j in problems]
-        factors = [self.cost.factors(i, j, self.dtype) for i, j in problems]
+        factors = self.cost.many_factors(problems, self.dtype)
         n, m = max(len(x.alpha) for x in factors), max(len(x.beta) for x in factors)
         width = max(x.q.shape[1] for x in factors)
         position = torch.tensor(index, device=self.cost.device)

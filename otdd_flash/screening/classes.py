@@ -107,8 +107,9 @@ def class_transport(table: Tensor, masses: Sequence[Tensor], *, relative_epsilon
     terms = [Term.of(k + p, pair) for p, pair in enumerate(pairs)]
     operator = Execution(precision="fp64").operator(cost, problems, epsilon=epsilon)
     found = solve(operator, epsilon, _SMALL_PROBLEMS, terms=terms)
+    duals = found.dual.tolist()
     for (i, j), term in zip(pairs, terms, strict=True):
-        out[i, j] = out[j, i] = term.value(found.dual)
+        out[i, j] = out[j, i] = term.value(duals)
     loose = [pair for pair, term in zip(pairs, terms, strict=True) if not found.converged[list(term.problems)].all()]
     if loose:
         warn(

@@ -315,8 +315,7 @@ class WeightProblem:
         gradient = self._cross.f - self._own.f
         gap = float(weights @ gradient - self.constraints.lowest(gradient) @ gradient)
         dual, primal = (
-            torch.cat([values, values.new_tensor([target])])
-            for values, target in zip((found.dual, found.primal), self.target, strict=True)
+            [*values.tolist(), target] for values, target in zip((found.dual, found.primal), self.target, strict=True)
         )
         bounds = combine(_DEBIASED, dual, primal)
         return Weighted(

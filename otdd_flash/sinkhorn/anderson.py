@@ -53,6 +53,28 @@ class Anderson:
         self.last = torch.zeros_like(self.root), torch.zeros_like(self.root)
         self.best = a.new_full((batch, 1), torch.inf)
         self.plain = a.new_full((batch, 1), 1.0)  # plain steps still to take; the first one starts the history
+        self.all = self.root, self.mixing
+        self.held = torch.arange(batch)  # problems that have a history here, on the host
+
+    def hold(self, problems: Tensor) -> None:
+        """Keep histories of ``problems (B',)``, positions in rising order, alone; new ones start without.
+
+        Vectors of the steps that follow are theirs. Not while steps are recorded: all state moves.
+        """
+        if torch.equal(problems, self.held):
+            return
+        place = torch.full((len(self.all[0]),), -1)
+        place[self.held] = torch.arange(len(self.held))
+        place = place[problems]
+        fresh = place < 0
+        states = {"moves": 0.0, "changes": 0.0, "gram": 0.0, "best": torch.inf, "plain": 1.0}
+        for name, start in states.items():
+            kept = getattr(self, name)[place.clamp_min(0)]
+            kept[fresh] = start
+            setattr(self, name, kept)
+        self.last = self.last[0][place.clamp_min(0)], self.last[1][place.clamp_min(0)]
+        self.root, self.mixing = self.all[0][problems], self.all[1][problems]
+        self.held = problems
 
     def step(self, potentials: Tensor, residual: Tensor, plain: Tensor, error: Tensor, eps: float) -> Tensor:
         """The next move of ``(f, g)`` in epsilons, ``(B, N + M)``.
@@ -79,8 +101,9 @@ class Anderson:
 
     def forget(self, problems: Tensor) -> None:
         """Start the histories of some problems ``(B,)`` bool anew."""
-        self.best.masked_fill_(problems[:, None], torch.inf)
-        self.plain.masked_fill_(problems[:, None], 1.0)
+        anew = problems[self.held.to(problems.device)][:, None]
+        self.best.masked_fill_(anew, torch.inf)
+        self.plain.masked_fill_(anew, 1.0)
 
     def _remember(self, z: Tensor, residual: Tensor) -> Tensor:
         """Take in the latest differences; returns all weighted changes, of whose products only one row is new."""

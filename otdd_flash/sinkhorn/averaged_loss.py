@@ -116,7 +116,8 @@ def evaluate(measures: Measures, settings: LossSettings) -> Evaluation:
     )
     terms = [Term.of(k, [batch + k, 2 * batch + k] if settings.debias else ()) for k in range(batch)]
     found = solve(operator, settings.epsilon, options, terms=terms)
-    errors = [combine(term, found.dual, found.primal).error for term in terms]
+    values = found.dual.tolist(), found.primal.tolist()
+    errors = [combine(term, *values).error for term in terms]
     status = Status(
         bool(found.converged.all()), float(found.marginal_error.max()), max(errors), int(found.iterations.max())
     )

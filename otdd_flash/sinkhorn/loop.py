@@ -323,9 +323,19 @@ class Loop:
         def move(active: Tensor) -> None:
             step = self._residuals(epsilon)
             change = self._alternate(step, options.relaxation or 1.0)
-            if method is not None:
+            if method is None:
+                self.potentials.add_(self._of_live(change, 0.0, active), alpha=epsilon)
+            elif self.a.device.type != "cpu":
                 change = method.step(self.potentials, step, change, self.error, epsilon)
-            self.potentials.add_(self._of_live(change, 0.0, active), alpha=epsilon)
+                self.potentials.add_(self._of_live(change, 0.0, active), alpha=epsilon)
+            else:
+                rows = active.nonzero()[:, 0]
+                method.hold(rows)
+                if len(rows) == len(active):
+                    self.potentials.add_(method.step(self.potentials, step, change, self.error, epsilon), alpha=epsilon)
+                    return
+                change = method.step(self.potentials[rows], step[rows], change[rows], self.error[rows], epsilon)
+                self.potentials.index_add_(0, rows, change, alpha=epsilon)
 
         return move
 

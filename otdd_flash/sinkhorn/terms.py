@@ -34,10 +34,9 @@ class Term:
     offset: float = 0.0
     part: bool = False
 
-    def value(self, dual: Tensor) -> float:
-        """The value from the ``(B,)`` values of the batch."""
-        parts = dual[list(self.problems)].tolist()
-        return math.fsum([self.offset, *(f * part for f, part in zip(self.factors, parts, strict=True))])
+    def value(self, values: Sequence[float]) -> float:
+        """The value from the values of the batch."""
+        return math.fsum([self.offset, *(f * values[p] for f, p in zip(self.factors, self.problems, strict=True))])
 
     @classmethod
     def of(cls, cross: int, selves: Sequence[int] = (), *, offset: float = 0.0, part: bool = False) -> Term:
@@ -103,8 +102,7 @@ def total(parts: Sequence[Solved], *, term: Term | None = None) -> Total:
         term: their factors, where they are others.
     """
     term = Term.of(0, range(1, len(parts))) if term is None else term
-    dual, primal = (torch.tensor([getattr(p, name) for p in parts], dtype=torch.float64) for name in ("dual", "primal"))
-    bounds = combine(term, dual, primal)
+    bounds = combine(term, [part.dual for part in parts], [part.primal for part in parts])
     rounding = sum(abs(factor) * part.rounding for factor, part in zip(term.factors, parts, strict=True))
     return Total(
         bounds.value, bounds.primal, bounds.gap, rounding, bounds.error + rounding,
@@ -122,15 +120,13 @@ class Bounds(NamedTuple):
     error: float  # how far the value can be from the optimal one, on either side
 
 
-def combine(term: Term, dual: Tensor, primal: Tensor) -> Bounds:
-    """The value of a term with its bounds, from the ``(B,)`` dual and primal values of a batch.
+def combine(term: Term, dual: Sequence[float], primal: Sequence[float]) -> Bounds:
+    """The value of a term with its bounds, from the dual and primal values of a batch.
 
     Sums are exact before they are rounded, so that the order of the self problems does not matter.
     """
-    at, factors = list(term.problems), torch.tensor(term.factors, dtype=torch.float64)
-    gaps = (primal[at] - dual[at]).clamp_min(0.0) * factors.abs()
-    gaps = torch.where(factors == 0, 0.0, gaps)
-    below, above = math.fsum(gaps[factors > 0].tolist()), math.fsum(gaps[factors < 0].tolist())
+    gaps = [(f, max(primal[p] - dual[p], 0.0)) for p, f in zip(term.problems, term.factors, strict=True)]
+    below, above = math.fsum(f * gap for f, gap in gaps if f > 0), math.fsum(-f * gap for f, gap in gaps if f < 0)
     gap = below + above
     return Bounds(term.value(dual), term.value(primal if gap else dual), gap, max(below, above))
 
@@ -149,8 +145,7 @@ def allowed_gaps(terms: Sequence[Term], dual: Tensor, floor: Tensor, accuracy: f
     for term in terms:
         least = floors[term.problems[0]]
         if not term.part:
-            value = term.offset + sum(f * duals[p] for p, f in zip(term.problems, term.factors, strict=True))
-            least = max(abs(value), least)
+            least = max(abs(term.value(duals)), least)
         above, below = term.sides
         for p, factor in zip(term.problems, term.factors, strict=True):
             if factor:

@@ -166,7 +166,7 @@ def test_errors_of_a_debiased_value() -> None:
     dual = torch.tensor([3.0, 1.0, 2.0], dtype=DOUBLE)
     primal = dual + torch.tensor([0.1, 0.02, 0.04], dtype=DOUBLE)
     term = Term.of(0, (1, 2))
-    bounds = combine(term, dual, primal)
+    bounds = combine(term, dual.tolist(), primal.tolist())
     assert bounds.value == 1.5
     assert bounds.gap == pytest.approx(0.13)
     assert bounds.error == pytest.approx(
