@@ -363,3 +363,17 @@ def test_same_on_the_gpu() -> None:
     assert_near(value.cpu().double(), expected, 1e-4)
     for p, q in zip(found, gradients, strict=True):
         assert_near(p.cpu().double(), q, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("d", "blur", "most"), [(512, 0.1, 5e-4), (64, 0.05, 5e-4), (3, 0.01, 1e-4), (512, 0.02, 1e-6)]
+)
+def test_float32_gradients_have_geomlosses_digits_or_more(d: int, blur: float, most: float) -> None:
+    """Block by block, of costs that are thousands of epsilons; of hundreds of thousands, in float64."""
+    inputs = measures(None, 90, 70, d, weighted=False, dtype=torch.float32)
+    _, expected = evaluated(geomloss.SamplesLoss(blur=blur), [t.double() for t in inputs])
+    _, theirs = evaluated(geomloss.SamplesLoss(blur=blur), inputs)
+    _, ours = evaluated(otdd.SamplesLoss(blur=blur, backend="online"), inputs)
+    for p, q, exact in zip(ours, theirs, expected, strict=True):
+        error, theirs_error = (float((t.double() - exact).abs().max() / exact.abs().max()) for t in (p, q))
+        assert error < min(most, 2 * theirs_error)

@@ -69,7 +69,7 @@ def dense_problems(
         positive: no weight is zero.
     """
     (batch, n, _), m, device = x.shape, y.shape[1], x.device
-    single = x.dtype == torch.float32 and _resolved(largest, epsilon)
+    single = x.dtype == torch.float32 and resolved(largest, epsilon)
     if device.type == "cuda" and single and 4 * batch * (n + m) ** 2 <= _BYTES:
         from otdd_flash.ops.api import triton_missing
 
@@ -85,7 +85,7 @@ def dense_problems(
     return TorchDense.build(x, a, y, b, epsilon=epsilon, debiased=debiased)
 
 
-def _resolved(largest: float, epsilon: float) -> bool:
+def resolved(largest: float, epsilon: float) -> bool:
     """Whether costs and costs over epsilon are float32 numbers."""
     low, high = SCALES["fp32"]
     return largest == 0 or (low < largest < high and low < epsilon and largest / epsilon < high)
