@@ -36,15 +36,18 @@ def dense_pull(
     costs: Tensor, points: Tensor, log_weights: Tensor, potentials: Tensor, seen: Tensor, out: Tensor, *, n: int,
     slope: float,
 ) -> None:  # fmt: skip
-    """Write ``out (B, N, d)`` float32 from ``points (B, N, d)``; the rest as in the kernel ``dense_step``."""
+    """Write ``out (B, N, d)`` float32 from ``points (B, N, d)``; the rest as in the kernel ``dense_step``.
+
+    Scores are rounded as there, so that a plan has the row sums that the last step made.
+    """
     batch, kinds, size = potentials.shape
-    fine, sights = points.to(torch.float64), seen.to(torch.float64)
+    fine = points.to(torch.float64)
     exponents = torch.add(log_weights[:, None], potentials, alpha=slope)
 
     def pulled(own: int, group: slice, rows: slice, columns: slice) -> Tensor:
         """``sum_j P_ij (z_i - z_j)`` of the cross problem or the ``own`` one, ``(b, r, d)`` float64."""
-        plan = torch.add(sights[group, own, None, columns], costs[group, rows, columns], alpha=-slope)
-        plan.add_(exponents[group, own, rows, None]).exp2_()
+        scores = torch.add(seen[group, own, None, columns], costs[group, rows, columns], alpha=-slope)
+        plan = torch.add(exponents[group, own, rows, None], scores).exp2_()
         return plan.sum(2, keepdim=True) * fine[group, rows] - plan @ fine[group, columns]
 
     first, second = slice(0, n), slice(n, size)
