@@ -11,8 +11,6 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 # distributions whose name is not that of their module
 _PACKAGES = {
     "PIL": "pillow",
@@ -24,11 +22,13 @@ _PACKAGES = {
 }
 
 
-# files whose lines are never the caller's: this package's, and those of wrappers around its functions
-_INSIDE = (
-    f"{Path(__file__).parent}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__,
-    functools.__file__,
-)  # fmt: skip
+@functools.cache
+def _inside() -> tuple[str, ...]:
+    """Files whose lines are never the caller's: this package's, and those of wrappers around its functions."""
+    import torch  # not before a warning is due: the command sets the processors' wait first
+
+    folders = (Path(module).parent for module in (__file__, torch.__file__))
+    return (*(f"{folder}{os.sep}" for folder in folders), contextlib.__file__, functools.__file__)
 
 
 class NotConvergedWarning(UserWarning):
@@ -73,7 +73,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     (``skip_file_prefixes`` of :func:`warnings.warn` does this from Python 3.12 on.)
     """
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_inside()):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

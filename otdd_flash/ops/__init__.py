@@ -2,10 +2,9 @@
 
 from otdd_flash.ops.api import make_operator
 from otdd_flash.ops.base import Backend, Memory, OperatorInfo, PlanOperator, PlanProduct, Precision, Problem
-from otdd_flash.ops.execution import DEFAULT_EXECUTION, Execution
+from otdd_flash.ops.execution import Execution
 
 __all__ = [
-    "DEFAULT_EXECUTION",
     "Backend",
     "Execution",
     "Memory",

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from otdd_flash.checks import check_number, check_tensor, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.ops import DEFAULT_EXECUTION, Execution
+from otdd_flash.ops import Execution
+from otdd_flash.ops.execution import DEFAULT_EXECUTION
 from otdd_flash.sinkhorn.divergence import (
     Divergence,
     check_solve,

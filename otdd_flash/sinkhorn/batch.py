@@ -13,7 +13,8 @@ from torch import Tensor
 from otdd_flash.checks import check_callable, check_flag, check_tensor, shown
 from otdd_flash.cost import DotProductCost, PointCloud, mean_of
 from otdd_flash.errors import not_converged
-from otdd_flash.ops import DEFAULT_EXECUTION, Execution, Problem
+from otdd_flash.ops import Execution, Problem
+from otdd_flash.ops.execution import DEFAULT_EXECUTION
 from otdd_flash.sinkhorn.divergence import (
     Divergence,
     check_masses,

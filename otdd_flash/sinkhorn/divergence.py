@@ -26,7 +26,8 @@ from otdd_flash.checks import (
 )
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import not_converged
-from otdd_flash.ops import DEFAULT_EXECUTION, Backend, Execution, OperatorInfo, PlanOperator, Precision, Problem
+from otdd_flash.ops import Backend, Execution, OperatorInfo, PlanOperator, Precision, Problem
+from otdd_flash.ops.execution import DEFAULT_EXECUTION
 from otdd_flash.sinkhorn.absent import of_both
 from otdd_flash.sinkhorn.plan import TransportPlan
 from otdd_flash.sinkhorn.solver import DEFAULT_OPTIONS, Progress, Solution, SolverOptions, solve
