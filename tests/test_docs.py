@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import otdd_flash
+import otdd_flash.data
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
