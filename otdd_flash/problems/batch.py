@@ -32,6 +32,7 @@ _SCORES_ON_CPU = 1 << 20  # of a batch: beyond, a pass takes longer than what su
 _NEAR = 4.0  # squared distance of means, in units of the smaller spread, up to which sets share their origin
 CLASSES = 2048  # of a batch: its label table has the square of it
 _SCORE_BYTES = 8  # with what surrounds a stored score
+_ROW_SCORES = 32  # of a row and a column, whose histories weigh as much as so many scores
 
 
 class Shape(NamedTuple):
@@ -209,7 +210,8 @@ def _cut(shapes: Mapping[int, Shape], pairs: Iterable[Pair], limit: int) -> Iter
     for i, j in pairs:
         size, both = shapes[i].n * shapes[j].n, {i, j}
         many = sum(shapes[k].classes for k in present | both) > CLASSES
-        if part and (scores + size > limit or many):
+        padded = _ROW_SCORES * (len(part) + 1) * max(shapes[k].n for k in present | both)
+        if part and (scores + size + padded > limit or many):
             yield part
             part, scores, present = [], 0, set()
         part.append((i, j))

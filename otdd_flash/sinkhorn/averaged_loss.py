@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from otdd_flash.cost import DotProductCost, PointCloud
-from otdd_flash.ops import Memory, PlanOperator, Precision, make_operator
+from otdd_flash.ops import Execution, Memory, PlanOperator, Precision
 from otdd_flash.ops.blocked import FLOAT32_RANGE
 from otdd_flash.ops.dense import DenseProblems, dense_problems, resolved
 from otdd_flash.sinkhorn.absent import filled
@@ -158,10 +158,9 @@ def _operator(measures: Measures, settings: LossSettings) -> PlanOperator:
     problems = [(k, batch + k) for k in range(batch)]
     if settings.debias:
         problems += [(k, k) for k in range(2 * batch)]
-    return make_operator(
-        DotProductCost.build(clouds, feature_weight=0.5), problems, epsilon=settings.epsilon, memory=settings.memory,
-        precision=settings.precision, tol=settings.tol,
-    )  # fmt: skip
+    cost = DotProductCost.build(clouds, feature_weight=0.5)
+    how = Execution(precision=settings.precision, memory=settings.memory)
+    return how.operator(cost, problems, epsilon=settings.epsilon, tol=settings.tol)
 
 
 def _split(operator: PlanOperator, found: AveragedPotentials, settings: LossSettings) -> list[AveragedPotentials]:
@@ -253,7 +252,7 @@ def _point_gradients(
 def _pull(own: PointCloud, other: PointCloud, f: Tensor, g: Tensor, settings: LossSettings) -> Tensor:
     """``(n, d)``: ``sum_j P_ij (x_i - y_j)``, of a plan whose rows are scaled to the sums that the last step made."""
     cost, precision = DotProductCost.build([own, other], feature_weight=0.5), _pull_precision(own.points, settings)
-    operator = make_operator(cost, [(0, 1)], epsilon=settings.epsilon, memory="streamed", precision=precision)
+    operator = Execution(precision=precision, memory="streamed").operator(cost, [(0, 1)], epsilon=settings.epsilon)
     product = operator.apply_plan(0, f, g, settings.epsilon, v=cost.centred(1, torch.float64))
     assert product.pv is not None
     assert product.r is not None
