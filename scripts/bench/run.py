@@ -19,6 +19,7 @@ from pathlib import Path
 
 import cpu
 import gpu
+import job_cases
 import kernel_cases
 import losses
 import peer_cases
@@ -27,7 +28,7 @@ from registry import CASES, Case, Row, Settings, machine
 from table import text_table
 from verify import problems_of
 
-MODULES = (cpu, gpu, kernel_cases, losses, peer_cases)  # importing them registers their cases
+MODULES = (cpu, gpu, job_cases, kernel_cases, losses, peer_cases)  # importing them registers their cases
 
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
