@@ -104,7 +104,7 @@ def test_not_converged_exits_4_under_strict(otdd: Command) -> None:
 
 def test_terminated_half_way_keeps_what_is_finished(otdd: Command, tmp_path: Path) -> None:
     """C25 and C27 from a shell: SIGTERM with two workers; they end, and the second run computes only the rest."""
-    sets = write_sets(tmp_path, 8)
+    sets = write_sets(tmp_path, 8, 700)  # large enough for a few pairs a batch
     arguments = ("matrix", f"datasets=[{sets}]", "folder=kept", "output=json", "output.files=false", *QUICK)
     command = [sys.executable, "-m", "otdd_flash.cli.main", *arguments, "workers=2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(otdd_flash.__file__).parents[1])}
