@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_NOISE = 8 * torch.finfo(torch.float64).eps
+
 
 @dataclass(frozen=True, eq=False)
 class PointCloud:
@@ -151,8 +153,10 @@ class DotProductCost:
         at = {k: position for position, k in enumerate(used)}
         first = torch.stack([self._statistics[k].first for k in used])
         square = torch.stack([self._statistics[k].square for k in used])
-        squares = square[:, None] + square[None, :] - 2 * (first @ first.T)
-        table = self.feature_weight * squares.clamp_min(0.0)  # of points in one place rounding leaves less than nothing
+        both = square[:, None] + square[None, :]
+        squares = both - 2 * (first @ first.T)
+        # of points in one place rounding leaves a little more or less than nothing
+        table = self.feature_weight * torch.where(squares > _NOISE * both, squares, 0.0)
         if self.table is not None:
             shares = self._many_shares([(k, self.clouds[k].weights / self.clouds[k].weights.sum()) for k in used])
             table = table + shares @ self.table @ shares.T

@@ -292,3 +292,14 @@ def test_far_from_the_origin() -> None:
     near = otdd.dataset_distance(a, b, tol=1e-6).value
     moved = [otdd.from_arrays(s.x + 1e4, s.y) for s in (a, b)]
     assert otdd.dataset_distance(*moved, tol=1e-6).value == pytest.approx(near, rel=1e-6)
+
+
+@pytest.mark.parametrize("labels", [None, "means"])
+def test_all_points_in_one_place_are_at_distance_zero(labels: str | None) -> None:
+    """Rounding of the centre leaves a mean cost of 1e-48 there, of which no epsilon may be a fraction."""
+    x = torch.full((5, 3), 0.1 + 0.2, dtype=torch.float64)
+    a, b = otdd.from_arrays(x, [0, 1, 0, 1, 0]), otdd.from_arrays(x[:3].clone(), [0, 1, 1])
+    found = otdd.dataset_distance(a, b, label_distance=labels)
+    assert found.converged
+    assert abs(found.value) <= 1e-15
+    assert found.mean_cost == 0.0
