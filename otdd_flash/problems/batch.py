@@ -24,6 +24,7 @@ from otdd_flash.problems.options import DistanceOptions
 from otdd_flash.problems.settings import Settings
 from otdd_flash.problems.sides import Side
 from otdd_flash.sinkhorn import Solution, TransportPlan, solve
+from otdd_flash.sinkhorn.divergence import without_weightless_penalties
 from otdd_flash.sinkhorn.terms import Solved, Term
 from otdd_flash.types import LabeledDataset
 
@@ -161,8 +162,8 @@ def solve_pairs(
         [side.dataset for side in members], blocks,
         feature_weight=options.feature_weight, label_weight=options.label_weight, center=origin,
     )  # fmt: skip
-    solver = options.solver(cost.device)
     problems = [(at[i], at[j]) for i, j in pairs]
+    solver = without_weightless_penalties(cost, problems, options.solver(cost.device))
     terms = _terms(pairs, selves or {}, debiased=options.debiased)
     operator = options.execution().operator(cost, problems, epsilon=settings.epsilon, tol=solver.tol)
     solution = solve(operator, settings.epsilon, solver, terms=terms)

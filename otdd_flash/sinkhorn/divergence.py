@@ -11,6 +11,7 @@ penalty in its self problem: ``S_eps >= 0`` always, but ``S_eps(a, a) = 0`` only
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def divergence(
     """
     if len(cost.clouds) != 2:
         raise ValueError(f"a divergence needs a cost over two clouds, got {len(cost.clouds)}")
-    options = _without_weightless_penalties(cost, options)
+    options = without_weightless_penalties(cost, [(0, 1)], options)
     check_masses(cost, options)
     if options.rho_x == options.rho_y and same_cloud(cost):
         cross: Problem = (0, 0)
@@ -301,11 +302,17 @@ def _mass_difference(cost: DotProductCost) -> float:
     return float(x.weights.sum() - y.weights.sum())
 
 
-def _without_weightless_penalties(cost: DotProductCost, options: SolverOptions) -> SolverOptions:
+def without_weightless_penalties(
+    cost: DotProductCost, problems: Sequence[Problem], options: SolverOptions
+) -> SolverOptions:
     """Penalties so strong that only rounding tells them from a hard constraint become one, where masses agree."""
-    if abs(_mass_difference(cost)) > 1e-9 * float(cost.clouds[0].weights.sum()):
+    if options.balanced:
         return options
-    limit = _HARD * max(cost.bound(0, 1), torch.finfo(torch.float64).tiny)
+    masses = [float(cloud.weights.sum()) for cloud in cost.clouds]
+    if any(abs(masses[i] - masses[j]) > 1e-9 * masses[i] for i, j in problems):
+        return options
+    largest = max(cost.bound(i, j) for i, j in problems)
+    limit = _HARD * max(largest, torch.finfo(torch.float64).tiny)
     hard = {name: None for name in ("rho_x", "rho_y") if (getattr(options, name) or 0.0) > limit}
     return replace(options, **hard)  # type: ignore[arg-type]
 

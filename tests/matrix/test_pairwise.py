@@ -375,3 +375,10 @@ def test_digits_are_nearer_to_mnist_than_clothes_are(data_root: Path) -> None:
     assert matrix.converged
     assert matrix.distance("mnist", "usps") < matrix.distance("mnist", "fashion_mnist")
     assert matrix.distance("mnist", "digits") < matrix.distance("mnist", "fashion_mnist")
+
+
+def test_a_reach_beyond_all_costs_is_none() -> None:
+    """As in a single distance: only rounding would tell such a penalty from a prescribed marginal."""
+    far, none = (otdd.pairwise(SETS, relative_epsilon=0.1, reach=reach) for reach in (1e9, None))
+    assert far.converged
+    torch.testing.assert_close(far.values, none.values, rtol=1e-12, atol=1e-12)
