@@ -158,7 +158,9 @@ class DotProductCost:
         # of points in one place rounding leaves a little more or less than nothing
         table = self.feature_weight * torch.where(squares > _NOISE * both, squares, 0.0)
         if self.table is not None:
-            shares = self._many_shares([(k, self.clouds[k].weights / self.clouds[k].weights.sum()) for k in used])
+            shares = self._shares(
+                self.table, [(k, self.clouds[k].weights / self.clouds[k].weights.sum()) for k in used]
+            )
             table = table + shares @ self.table @ shares.T
         pairs = torch.tensor([[at[i], at[j]] for i, j in problems])
         return table.cpu()[pairs[:, 0], pairs[:, 1]]
@@ -170,15 +172,15 @@ class DotProductCost:
             entries: first cloud, second cloud, ``u (n,)`` and ``v (m,)`` float64.
         """
         weights = [[(i, u) for i, _, u, _ in entries], [(j, v) for _, j, _, v in entries]]
-        x, y = (self._many_moments(side) for side in weights)
+        (x, x_square), (y, y_square) = (self._many_moments(side) for side in weights)
         u, v = (torch.stack([w.sum() for _, w in side]) for side in weights)
-        value = self.feature_weight * (x.square * v + y.square * u - 2 * (x.first * y.first).sum(1))
+        value = self.feature_weight * (x_square * v + y_square * u - 2 * (x * y).sum(1))
         if self.table is not None:
-            p, q = (self._many_shares(side) for side in weights)
+            p, q = (self._shares(self.table, side) for side in weights)
             value = value + ((p @ self.table) * q).sum(1)
         return value
 
-    def _many_moments(self, weights: Sequence[tuple[int, Tensor]]) -> _Moments:
+    def _many_moments(self, weights: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
         """First and second moments ``(B, d), (B,)`` about the centre, of clouds under weights; clouds may repeat."""
         first = self.clouds[0].weights.new_zeros(len(weights), self.clouds[0].points.shape[1])
         square = first.new_zeros(len(weights))
@@ -186,12 +188,11 @@ class DotProductCost:
             at = [p for p, (cloud, _) in enumerate(weights) if cloud == k]
             found = _moments(self.clouds[k], self.center, torch.stack([weights[p][1] for p in at]))
             first[at], square[at] = found.first, found.square
-        return _Moments(first, square, square)
+        return first, square
 
-    def _many_shares(self, weights: Sequence[tuple[int, Tensor]]) -> Tensor:
+    def _shares(self, table: Tensor, weights: Sequence[tuple[int, Tensor]]) -> Tensor:
         """``(B, C)`` masses by row of the table, of clouds under weights."""
-        assert self.table is not None
-        out = self.table.new_zeros(len(weights), len(self.table))
+        out = table.new_zeros(len(weights), len(table))
         for row, (k, w) in enumerate(weights):
             out[row].index_add_(0, self.labels_of(k), w)
         return out
@@ -208,10 +209,10 @@ class DotProductCost:
 
     def _bound(self, i: int, j: int) -> float:
         value = self.feature_weight * (self._radii[i] + self._radii[j]) ** 2
-        if self.table is None:
+        if self._host_table is None:
             return value
-        rows, columns = self._classes[i], self._classes[j]
-        return value + max(0.0, float(self._host_table[rows][:, columns].max()))
+        table, rows = self._host_table
+        return value + max(0.0, float(table[rows[i]][:, rows[j]].max()))
 
     @cached_property
     def _statistics(self) -> list[_Moments]:
@@ -224,19 +225,12 @@ class DotProductCost:
         return torch.stack([moments.largest for moments in self._statistics]).sqrt().tolist()
 
     @cached_property
-    def _host_table(self) -> Tensor:
-        """The label table on the host."""
-        assert self.table is not None
-        return self.table.cpu()
-
-    @cached_property
-    def _classes(self) -> list[Tensor]:
-        """Rows of the table that each cloud points at, on the host."""
-        assert self.table is not None
-        present = torch.zeros(len(self.clouds), len(self.table), dtype=torch.bool, device=self.device)
-        for k in range(len(self.clouds)):
-            present[k, self.labels_of(k)] = True
-        return [row.nonzero()[:, 0] for row in present.cpu()]
+    def _host_table(self) -> tuple[Tensor, list[Tensor]] | None:
+        """The label table, and the rows of it where each cloud has mass, on the host."""
+        if self.table is None:
+            return None
+        masses = self._shares(self.table, [(k, cloud.weights) for k, cloud in enumerate(self.clouds)])
+        return self.table.cpu(), [row.nonzero()[:, 0] for row in (masses != 0).cpu()]
 
     def labels_of(self, i: int) -> Tensor:
         """``(n,)`` rows of the table of cloud ``i``."""

@@ -328,3 +328,38 @@ def test_a_class_without_mass_is_not_there(label_distance: str) -> None:
     ]
     for call in calls:
         assert call(whole) == pytest.approx(call(alone), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["means", "gaussian_diag", "gaussian", "sinkhorn"])
+def test_a_far_class_without_mass_changes_nothing(method: str) -> None:
+    """Neither the bound of the costs, nor class problems, nor the stated error may see it, alone or in a matrix."""
+    far, target, near = _with_a_far_class()
+    settings = {"label_distance": method, "tol": 1e-6}
+    found, plain = (otdd.dataset_distance(side, target, **settings) for side in (far, near))
+    assert found.converged
+    assert found.value == pytest.approx(plain.value, rel=1e-5)
+    assert found.error == pytest.approx(plain.error, rel=0.5)
+    matrix, alone = (
+        otdd.pairwise({"a": side, "b": target}, **settings, epsilon=0.5, label_epsilon=0.5) for side in (far, near)
+    )
+    assert matrix.converged
+    assert float(matrix.values[0, 1]) == pytest.approx(float(alone.values[0, 1]), rel=1e-5)
+
+
+def test_points_without_mass_stay_where_they_are_in_a_flow() -> None:
+    far, target, near = _with_a_far_class()
+    absent = far.normalised_weights == 0
+    moved, plain = (otdd.gradient_flow(side, target, steps=2) for side in (far, near))
+    assert torch.equal(moved.data.x[absent], far.x[absent])
+    torch.testing.assert_close(moved.data.x[~absent], plain.data.x, rtol=1e-4, atol=1e-4)
+
+
+def _with_a_far_class() -> tuple[otdd.LabeledDataset, otdd.LabeledDataset, otdd.LabeledDataset]:
+    """A made set whose class ``b`` is far away and without mass, a target, and the set without that class."""
+    rng = torch.Generator().manual_seed(3)
+    x, y = torch.randn(20, 2, generator=rng, dtype=torch.float64), torch.arange(20) % 2
+    target = otdd.from_arrays(torch.randn(20, 2, generator=rng, dtype=torch.float64) + 3, y.numpy())
+    far = otdd.LabeledDataset(
+        x=torch.where(y[:, None] == 1, 1e9, x), y=y, class_names=("a", "b"), weights=(y == 0).double() / 10
+    )
+    return far, target, far.subset(y == 0)

@@ -217,7 +217,8 @@ class Problem:
         masses, square = self.dynamics.masses(variables, data), 0.0
         velocity: Variables = {}
         for name in list(gradients):
-            velocity[name] = gradients.pop(name) / masses[name].to(variables[name].dtype)[:, None]
+            divisor = torch.where(masses[name] > 0, masses[name], 1.0)  # a row without mass stays where it is
+            velocity[name] = gradients.pop(name) / divisor.to(variables[name].dtype)[:, None]
             square += float(masses[name] @ squared_norms(velocity[name]))
         if not math.isfinite(square):
             _refuse_nonfinite(velocity, data, step)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from otdd_flash.labels.api import METHODS, _distinct, _refuse_weights, _takes_weights, callable_table
+from otdd_flash.labels.api import METHODS
+from otdd_flash.labels.callables import callable_entries
 from otdd_flash.labels.class_problems import cross_blocks, own_statistics
 from otdd_flash.labels.class_sinkhorn import LabelSinkhorn
-from otdd_flash.labels.gaussian import moment_entries, moment_tables
-from otdd_flash.labels.samples import ClassSample, class_samples, stacked
-from otdd_flash.labels.statistics import ClassStatistics, CrossTable, StatisticsPair
+from otdd_flash.labels.gaussian import moment_entries, moment_tables, with_absent
+from otdd_flash.labels.samples import ClassSample, class_samples, distinct_classes, stacked, with_mass
+from otdd_flash.labels.statistics import ClassStatistics, CrossTable, StatisticsPair, symmetric_table
 from otdd_flash.types import LabeledDataset
 
 
@@ -53,12 +55,17 @@ def class_statistics_of(
     _check_method(method, sinkhorn)
     groups = [tuple(class_samples(dataset)) for dataset in datasets]
     if callable(method):
-        return [ClassStatistics(samples, callable_table(samples, method)[0]) for samples in groups]
+        values = [callable_entries(list(itertools.combinations(samples, 2)), method) for samples in groups]
+        return [ClassStatistics(g, symmetric_table(v, len(g))) for g, v in zip(groups, values, strict=True)]
     found: dict[int, ClassStatistics] = {}
     for positions in _alike([samples[0].x for samples in groups]):
         chosen = [groups[position] for position in positions]
         if method == "sinkhorn" and sinkhorn is not None:
-            parts = own_statistics(chosen, sinkhorn)
+            parts = own_statistics([with_mass(samples) for samples in chosen], sinkhorn)
+            parts = [
+                replace(part, samples=samples, own=with_absent(part.own, samples, samples))
+                for samples, part in zip(chosen, parts, strict=True)
+            ]
         else:
             tables = moment_tables(chosen, method)
             parts = [
@@ -103,9 +110,12 @@ def cross_tables(
     for positions in _alike([source.samples[0].x for source, _ in pairs]):
         chosen = [pairs[position] for position in positions]
         if callable(method):
-            parts = [CrossTable(_callable_block(s.samples, t.samples, method), 0.0, True) for s, t in chosen]
+            values = [callable_entries(list(itertools.product(s.samples, t.samples)), method) for s, t in chosen]
+            parts = [
+                CrossTable(v.reshape(len(s.samples), -1), 0.0, True) for (s, _), v in zip(chosen, values, strict=True)
+            ]
         elif method == "sinkhorn" and sinkhorn is not None:
-            parts = cross_blocks(chosen, sinkhorn)
+            parts = _sinkhorn_blocks(chosen, sinkhorn)
         else:
             parts = _moment_blocks(chosen, method)
         _finish(chosen, [part.table for part in parts])
@@ -128,6 +138,15 @@ def _alike(features: Sequence[Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
+def _sinkhorn_blocks(pairs: Sequence[StatisticsPair], sinkhorn: LabelSinkhorn) -> list[CrossTable]:
+    """Sinkhorn divergences between the classes that have mass, and what stands for them where one has none."""
+    present = [(replace(s, samples=with_mass(s.samples)), replace(t, samples=with_mass(t.samples))) for s, t in pairs]
+    return [
+        part._replace(table=with_absent(part.table, source.samples, target.samples))
+        for (source, target), part in zip(pairs, cross_blocks(present, sinkhorn), strict=True)
+    ]
+
+
 def _moment_blocks(pairs: Sequence[StatisticsPair], method: str) -> list[CrossTable]:
     """Squared Wasserstein distances of the classes seen as points or Gaussians; errors are those within the sets."""
     classes, spans = _spans(pairs)
@@ -142,7 +161,7 @@ def _moment_blocks(pairs: Sequence[StatisticsPair], method: str) -> list[CrossTa
 def _finish(pairs: Sequence[StatisticsPair], tables: Sequence[Tensor]) -> None:
     """Zero between classes of the very same sample, to the last bit; refuse what is not finite."""
     classes, spans = _spans(pairs)
-    position = torch.tensor(_distinct(classes)[1])
+    position = torch.tensor(distinct_classes(classes)[1])
     for (source, target), (rows, columns), table in zip(pairs, spans, tables, strict=True):
         table[position[rows.start : rows.stop, None] == position[columns.start : columns.stop]] = 0.0
         if not bool(torch.isfinite(table).all()):
@@ -157,18 +176,3 @@ def _spans(pairs: Sequence[StatisticsPair]) -> tuple[list[ClassSample], list[tup
     classes, begin = stacked(groups)
     spans = [range(start, start + len(group)) for start, group in zip(begin, groups, strict=True)]
     return classes, list(zip(spans[::2], spans[1::2], strict=True))
-
-
-def _callable_block(a: Sequence[ClassSample], b: Sequence[ClassSample], distance: Callable[..., Any]) -> Tensor:
-    """The user's squared distance, called once per pair of classes."""
-    weighted = _takes_weights(distance)
-    if not weighted:
-        _refuse_weights([*a, *b])
-    table = torch.zeros(len(a), len(b), dtype=torch.float64)
-    for i, p in enumerate(a):
-        for j, q in enumerate(b):
-            value = float(distance(p.points, q.points, *((p.weights, q.weights) if weighted else ())))
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"the label distance callable gave {value} for {p.name} and {q.name}, must be >= 0")
-            table[i, j] = value
-    return table

@@ -19,6 +19,7 @@ from otdd_flash.checks import check_fields, check_flag, check_number, check_type
 from otdd_flash.cost import DotProductCost, PointCloud
 from otdd_flash.errors import NotConvergedWarning, warn
 from otdd_flash.labels.samples import ClassSample
+from otdd_flash.labels.statistics import symmetric_table
 from otdd_flash.ops import Problem
 from otdd_flash.sinkhorn import Execution, Progress, Solution, SolverOptions, solve
 from otdd_flash.sinkhorn.batch import own_frames
@@ -146,12 +147,9 @@ def entry_terms(pairs: list[tuple[int, int]], selves: int) -> list[Term]:
 
 def entries(values: Tensor, pairs: list[tuple[int, int]], c: int) -> Tensor:
     """``(c, c)`` symmetric table with a zero diagonal, from the values of the problems."""
-    table = torch.zeros(c, c, dtype=torch.float64)
     known = values.tolist()
     found = [term.value(known) for term in entry_terms(pairs, len(known) - len(pairs))]
-    rows, columns = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
-    table[rows, columns] = table[columns, rows] = torch.tensor(found, dtype=torch.float64)
-    return table
+    return symmetric_table(torch.tensor(found, dtype=torch.float64), c)
 
 
 def _warn_unconverged(solution: Solution, classes: Sequence[ClassSample]) -> None:

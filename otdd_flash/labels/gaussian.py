@@ -22,7 +22,8 @@ from torch import Tensor
 
 from otdd_flash.labels.moment_batches import prepare
 from otdd_flash.labels.nuclear import Pair, nuclear_pairs, relative_error
-from otdd_flash.labels.samples import ClassSample
+from otdd_flash.labels.samples import ClassSample, with_mass
+from otdd_flash.labels.statistics import symmetric_table
 from otdd_flash.labels.triangles import shift
 
 MOMENT_METHODS = ("means", "gaussian_diag", "gaussian")
@@ -46,12 +47,10 @@ def moment_tables(groups: Sequence[Sequence[ClassSample]], method: str) -> list[
     ends = list(itertools.accumulate((len(group) for group in groups), initial=0))
     inner = [list(itertools.combinations(range(*span), 2)) for span in itertools.pairwise(ends)]
     values = iter(moment_entries(classes, list(itertools.chain(*inner)), method).cpu().split([len(p) for p in inner]))
-    errors = _errors(groups, method)
+    errors = _errors([with_mass(group) for group in groups], method)
     out = []
     for group, error in zip(groups, errors, strict=True):
-        table = torch.zeros(len(group), len(group), dtype=torch.float64)
-        rows, columns = torch.triu_indices(len(group), len(group), 1)
-        table[rows, columns] = table[columns, rows] = next(values)
+        table = symmetric_table(next(values), len(group))
         certificate: dict[str, Any] = {"error": error}
         if method == "gaussian":
             certificate["ranks"] = [sample.factor.shape[0] for sample in group]
@@ -78,6 +77,21 @@ def moment_entries(classes: Sequence[ClassSample], pairs: Sequence[Pair], method
         norms = nuclear_pairs([sample.factor for sample in classes], pairs)
         values += traces[first] + traces[second] - 2 * norms
     return values
+
+
+def with_absent(inner: Tensor, rows: Sequence[ClassSample], columns: Sequence[ClassSample]) -> Tensor:
+    """``(c, c')`` table of all classes from that of the classes with mass.
+
+    A class without mass has no transport problem, which it could only spoil for the others by being far away; its
+    entries are distances of diagonal Gaussians. They say what mass would cost that were put there.
+    """
+    if inner.shape == (len(rows), len(columns)):
+        return inner
+    pairs = itertools.product(range(len(rows)), range(len(rows), len(rows) + len(columns)))
+    table = moment_entries([*rows, *columns], list(pairs), "gaussian_diag").cpu().reshape(len(rows), -1)
+    here, there = (torch.tensor([sample.present for sample in side]) for side in (rows, columns))
+    table[here.nonzero(), there.nonzero()[:, 0]] = inner
+    return table
 
 
 def _points(classes: Sequence[ClassSample], method: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,6 +142,13 @@ def class_samples(dataset: LabeledDataset) -> list[ClassSample]:
     ]
 
 
+def with_mass(classes: Sequence[ClassSample]) -> tuple[ClassSample, ...]:
+    """The classes that have mass in their data sets."""
+    if isinstance(classes, tuple) and all(sample.present for sample in classes):
+        return classes  # the very same, which is held once in a batch
+    return tuple(sample for sample in classes if sample.present)
+
+
 def stacked(groups: Sequence[Sequence[ClassSample]]) -> tuple[list[ClassSample], list[int]]:
     """The classes of all groups one after the other, a repeated group once; and where each group begins."""
     classes: list[ClassSample] = []
@@ -150,6 +158,46 @@ def stacked(groups: Sequence[Sequence[ClassSample]]) -> tuple[list[ClassSample],
             begin[id(group)] = len(classes)
             classes += group
     return classes, [begin[id(group)] for group in groups]
+
+
+def distinct_classes(classes: Sequence[ClassSample]) -> tuple[list[ClassSample], list[int]]:
+    """Classes without repetition, and where each one stands among them; one with mass stands for one without."""
+    distinct: list[ClassSample] = []
+    position = []
+    alike: dict[tuple[int, int], list[int]] = {}
+    for sample, key in zip(classes, _keys(classes), strict=True):
+        candidates = alike.setdefault(key, [])
+        match = next((k for k in candidates if _same(sample, distinct[k])), len(distinct))
+        if match == len(distinct):
+            candidates.append(match)
+            distinct.append(sample)
+        elif sample.present and not distinct[match].present:
+            distinct[match] = sample
+        position.append(match)
+    return distinct, position
+
+
+def _keys(classes: Sequence[ClassSample]) -> list[tuple[int, int]]:
+    """Size and hash of the first row of each class: the same for equal classes, seldom for others.
+
+    The host reads all hashes at once.
+    """
+    hashes: list[Tensor] = []
+    for _, group in itertools.groupby(classes, key=lambda sample: id(sample.x)):
+        samples = list(group)
+        x, rows = samples[0].x, torch.stack([sample.index[0] for sample in samples])
+        factors = 2 * torch.arange(x.shape[1], device=x.device) + 1
+        for part in rows.split(max(1, _BLOCK_ELEMENTS // max(x.shape[1], 1))):
+            bits = (x[part].to(torch.float64) + 0.0).view(torch.int64)  # -0.0 equals 0.0 and must hash like it
+            hashes.append((bits * factors).sum(1))  # integers wrap: one value whatever the order of the sum
+    return list(zip((sample.n for sample in classes), torch.cat(hashes).tolist(), strict=True))
+
+
+def _same(p: ClassSample, q: ClassSample) -> bool:
+    """Whether two classes hold the same weighted points in the same order."""
+    if p.n != q.n or not torch.equal(p.x[p.index[0]], q.x[q.index[0]]):
+        return False
+    return torch.equal(p.weights, q.weights) and torch.equal(p.points, q.points)
 
 
 def check_pair(source: LabeledDataset, target: LabeledDataset) -> None:

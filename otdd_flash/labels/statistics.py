@@ -18,7 +18,7 @@ class ClassStatistics:
     Args:
         samples: ``c`` classes; their moments are computed on first use and kept.
         own: ``(c, c)`` float64 squared distances among them, on the host.
-        selves: ``(c,)`` self terms ``OT_eps(l, l)``, ``sinkhorn`` with debiasing only.
+        selves: self terms ``OT_eps(l, l)`` of the classes with mass, ``sinkhorn`` with debiasing only.
         error: stated absolute error of the entries.
         converged: every class problem met its tolerance.
     """
@@ -45,3 +45,11 @@ class CrossTable(NamedTuple):
 
 
 StatisticsPair = tuple[ClassStatistics, ClassStatistics]
+
+
+def symmetric_table(values: Tensor, c: int) -> Tensor:
+    """``(c, c)`` symmetric table with a zero diagonal, from its entries above the diagonal, row by row."""
+    table = torch.zeros(c, c, dtype=torch.float64)
+    rows, columns = torch.triu_indices(c, c, 1)
+    table[rows, columns] = table[columns, rows] = values
+    return table

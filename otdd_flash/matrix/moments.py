@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from otdd_flash.labels import class_samples
+from otdd_flash.problems import DistanceOptions
 from otdd_flash.types import LabeledDataset
 
 
@@ -72,18 +72,16 @@ class Moments:
         return dict(vars(self))
 
 
-def reference_cost(
-    pairs: Iterable[tuple[Moments, Moments]], *, feature_weight: float, label_weight: float, label_distance: Any
-) -> float:
+def reference_cost(pairs: Iterable[tuple[Moments, Moments]], options: DistanceOptions) -> float:
     """Mean over those pairs of sets that have equal width of the cost above; 0 where there is none."""
     total, count = 0.0, 0
     for x, y in pairs:
         if len(x.mean) != len(y.mean):
             continue
-        total += feature_weight * float(x.spread + y.spread + (x.mean - y.mean).square().sum())
-        if label_distance is not None and label_weight > 0:
+        total += options.feature_weight * float(x.spread + y.spread + (x.mean - y.mean).square().sum())
+        if options.labelled:
             apart = (x.label_mean - y.label_mean).square().reshape(2, -1).sum(1) + x.label_spread + y.label_spread
-            total += label_weight * float(apart[0] if label_distance == "means" else apart.sum())
+            total += options.label_weight * float(apart[0] if options.label_distance == "means" else apart.sum())
         count += 1
     return total / count if count else 0.0
 

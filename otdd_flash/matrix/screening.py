@@ -87,10 +87,7 @@ def settle_screener(screen: Screen, options: DistanceOptions, moments: Sequence[
     spread = sum(float(item.spread + (item.mean - center).square().sum()) for item in fitting) / len(fitting)
     key = content_key("screener", width, options.max_samples, options.seed)
     kept = store.write_first("settings", key, {"center": center.tolist(), "spread": spread})
-    labelled = options.label_distance is not None and options.label_weight > 0
-    weights = (options.feature_weight, options.label_weight if labelled else 0.0)
-    center = torch.tensor(kept["center"], dtype=torch.float64)
-    return Screener(screen, center, kept["spread"], weights, options.seed)
+    return Screener.of(screen, options, torch.tensor(kept["center"], dtype=torch.float64), kept["spread"])
 
 
 def sketch_key(screener: Screener, fingerprint: str) -> str:

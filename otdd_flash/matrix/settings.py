@@ -139,10 +139,7 @@ def epsilons(
     reference = None
     epsilon = options.epsilon
     if epsilon is None:
-        reference = reference_cost(
-            pairs, feature_weight=options.feature_weight, label_weight=options.label_weight,
-            label_distance=options.label_distance,
-        )  # fmt: skip
+        reference = reference_cost(pairs, options)
         epsilon = options.epsilon_for(reference)
     label_epsilon = None
     if options.label_distance == "sinkhorn" and options.label_weight > 0:

@@ -12,13 +12,12 @@ from otdd_flash.problems.options import DistanceOptions
 from otdd_flash.types import LabeledDataset
 
 
-def place(dataset: LabeledDataset, options: DistanceOptions, *, seed: int | None = None) -> LabeledDataset:
+def place(dataset: LabeledDataset, options: DistanceOptions) -> LabeledDataset:
     """A data set as it will be compared: at most ``max_samples`` rows of it, on its device, free of a graph.
 
     Args:
         dataset: all of it.
-        options: say how many rows and where.
-        seed: of the draw; ``None`` for that of the options.
+        options: say how many rows, drawn by which seed, and where.
 
     Raises:
         ValueError: a device that is not there.
@@ -29,7 +28,7 @@ def place(dataset: LabeledDataset, options: DistanceOptions, *, seed: int | None
     if options.max_samples is not None and dataset.n > options.max_samples:
         from otdd_flash.data import subsample
 
-        dataset = subsample(dataset, options.max_samples, seed=options.seed if seed is None else seed)
+        dataset = subsample(dataset, options.max_samples, seed=options.seed)
     return dataset if options.device is None else dataset.to(options.device)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.labels import class_samples
+from otdd_flash.problems import DistanceOptions
 from otdd_flash.screening.classes import class_masses, class_transport
 from otdd_flash.screening.cut import Screen
 from otdd_flash.screening.sliced import Slices
@@ -38,6 +39,12 @@ class Screener:
     spread: float
     weights: tuple[float, float]
     seed: int = 0
+
+    @classmethod
+    def of(cls, screen: Screen, options: DistanceOptions, center: Tensor, spread: float) -> Screener:
+        """The screener of distances under ``options``."""
+        weights = (options.feature_weight, options.label_weight if options.labelled else 0.0)
+        return cls(screen, center, spread, weights, options.seed)
 
     @property
     def key(self) -> list[Any]:

@@ -37,22 +37,18 @@ class Comparison:
     Args:
         sets: the target first.
         frames: of the sets; halves have those of the whole.
-        settings: options and epsilons.
-        seed: of the halves.
+        settings: options and epsilons; the options' seed is that of the halves.
     """
 
     sets: tuple[LabeledDataset, ...]
     frames: Frames
     settings: Settings
-    seed: int
 
     @classmethod
-    def of(
-        cls, goal: LabeledDataset, candidates: Sequence[LabeledDataset], settings: Settings, seed: int
-    ) -> Comparison:
+    def of(cls, goal: LabeledDataset, candidates: Sequence[LabeledDataset], settings: Settings) -> Comparison:
         """Of placed sets of one width."""
         sets = (goal, *candidates)
-        return cls(sets, Frames.of({k: _mean_and_spread(data) for k, data in enumerate(sets)}), settings, seed)
+        return cls(sets, Frames.of({k: _mean_and_spread(data) for k, data in enumerate(sets)}), settings)
 
     def whole(self, step: Callable[[], None]) -> list[RankedSet]:
         """The candidates on all samples; their places and intervals come later."""
@@ -124,7 +120,9 @@ class Comparison:
     def _half(self, i: int, replicate: int) -> LabeledDataset:
         """Half of the rows, drawn without replacement by seed, replicate and role."""
         dataset, role = self.sets[i], "target" if i == _GOAL else f"candidate {i - 1}"
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{replicate}/{role}".encode()))
+        generator = torch.Generator().manual_seed(
+            zlib.crc32(f"{self.settings.options.seed}/{replicate}/{role}".encode())
+        )
         rows = torch.randperm(dataset.n, generator=generator)[: dataset.n // 2].sort().values
         return dataset.subset(rows)
 

@@ -51,7 +51,6 @@ def rank(
     bootstrap: int = 40,
     level: float = 0.95,
     screen: Screen | None = None,
-    seed: int = 0,
     **overrides: Any,
 ) -> Ranking:
     """Order candidate data sets by their distance to a target.
@@ -67,8 +66,8 @@ def rank(
         level: of the intervals and of the test between neighbours, in ``(0, 1)``.
         screen: order all candidates by a cheap distance first and compute the full one for the nearest alone; for
             thousands of them.
-        seed: of all draws.
-        **overrides: fields of :class:`~otdd_flash.distance.DistanceOptions`, each over ``options``.
+        **overrides: fields of :class:`~otdd_flash.distance.DistanceOptions`, each over ``options``; ``seed`` is that of
+            all draws, the half-samples among them.
 
     Returns:
         The ranking; candidates that could not be compared are in ``failures``, with a warning.
@@ -86,11 +85,11 @@ def rank(
     >>> otdd.rank(sets, iris, bootstrap=0, relative_epsilon=0.1).names
     ('same', 'others')
     """
-    chosen = make_options(options, {**overrides, "seed": seed}, stored=False, function="rank")
+    chosen = make_options(options, overrides, stored=False, function="rank")
     _check(bootstrap, level)
     check_screen(screen)
     start = time.perf_counter()
-    job = _Job(chosen, seed, least=4 if bootstrap else 1)
+    job = _Job(chosen, least=4 if bootstrap else 1)
     goal = job.load(as_sources({"target": target} if _nameless(target) else [target])[0])
     seen = job.look(as_sources(candidates, "candidates"), goal, screen)
     job.require(seen)
@@ -102,7 +101,7 @@ def rank(
     found, replicates = job.solve(settings, sets, goal, bootstrap)
     ranking = Ranking(
         candidates=_ordered(found, replicates, level), target=goal.name, target_classes=goal.class_names, level=level,
-        bootstrap=bootstrap, epsilon=settings.epsilon, seed=seed, failures=tuple(job.failures),
+        bootstrap=bootstrap, epsilon=settings.epsilon, seed=chosen.seed, failures=tuple(job.failures),
         options=options_record(chosen), seconds=time.perf_counter() - start,
     )  # fmt: skip
     if screen is not None and kept is not None:
@@ -126,13 +125,12 @@ class _Job:
     """Loading and solving, with failures kept."""
 
     options: DistanceOptions
-    seed: int
     least: int  # samples of a set: half-samples need four
     failures: list[Failure] = field(default_factory=list)
 
     def load(self, source: SetSource) -> LabeledDataset:
         """A set as it will be compared."""
-        dataset = place(source.dataset(), self.options, seed=self.seed)
+        dataset = place(source.dataset(), self.options)
         if dataset.n < self.least:
             raise ValueError(f"{dataset.name} has {dataset.n} samples: intervals need at least four, or bootstrap=0")
         return dataset
@@ -141,7 +139,7 @@ class _Job:
         """Candidates that can be compared with ``goal``; the others become failures."""
         from otdd_flash.labels import check_pair
 
-        screener = None if screen is None else _screener(screen, self.options, goal, self.seed)
+        screener = None if screen is None else _screener(screen, self.options, goal)
         own = None if screener is None else screener.sketch(goal)
         found = []
         with counter("screen", len(sources), enabled=screen is not None and bool(self.options.progress)) as step:
@@ -186,7 +184,7 @@ class _Job:
         self, settings: Settings, sets: Sequence[LabeledDataset], goal: LabeledDataset, bootstrap: int
     ) -> tuple[list[RankedSet], Tensor]:
         """Each candidate on all samples, and ``(bootstrap, k)`` values of half-samples."""
-        comparison = Comparison.of(goal, sets, settings, self.seed)
+        comparison = Comparison.of(goal, sets, settings)
         with counter("rank", len(sets) * (1 + bootstrap), enabled=self.options.progress) as step:
             return comparison.whole(step), comparison.halves(bootstrap, step)
 
@@ -197,12 +195,10 @@ def _settings(options: DistanceOptions, theirs: Sequence[Moments], goal: Labeled
     return Settings(options, **epsilons(options, [*theirs, ours], [(moments, ours) for moments in theirs]))
 
 
-def _screener(screen: Screen, options: DistanceOptions, goal: LabeledDataset, seed: int) -> Screener:
+def _screener(screen: Screen, options: DistanceOptions, goal: LabeledDataset) -> Screener:
     """Seen from the target alone: a candidate's screening distance does not depend on the other candidates."""
     ours = Moments.of(goal)
-    labelled = options.label_distance is not None and options.label_weight > 0
-    weights = (options.feature_weight, options.label_weight if labelled else 0.0)
-    return Screener(screen, ours.mean.to(goal.x.device), float(ours.spread), weights, seed)
+    return Screener.of(screen, options, ours.mean.to(goal.x.device), float(ours.spread))
 
 
 def _with_screening(ranking: Ranking, seen: Sequence[_Seen], screen: Screen, kept: Cut, seconds: float) -> Ranking:

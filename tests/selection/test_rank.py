@@ -111,6 +111,12 @@ def test_same_seed_same_intervals_another_seed_others() -> None:
     assert first["a"].low == second["a"].low
     assert first["a"].low != other["a"].low
     assert first["a"].value == other["a"].value
+    options = otdd.DistanceOptions(seed=2, **QUICK)
+    by_options, over_them = (
+        otdd.rank(*arguments, bootstrap=10, options=options, **given) for given in ({}, {"seed": 1})
+    )
+    assert (by_options.seed, by_options["a"].low) == (2, other["a"].low)
+    assert (over_them.seed, over_them["a"].low) == (1, first["a"].low)
 
 
 def test_a_candidate_that_fails_leaves_the_others() -> None:
