@@ -149,21 +149,21 @@ class DotProductCost:
 
     def means(self, problems: Sequence[tuple[int, int]]) -> Tensor:
         """``(B,)`` float64 mean costs of many problems, on the host."""
-        used = sorted({k for pair in problems for k in pair})
-        at = {k: position for position, k in enumerate(used)}
-        first = torch.stack([self._statistics[k].first for k in used])
-        square = torch.stack([self._statistics[k].square for k in used])
+        pairs = torch.tensor(problems)
+        return self._mean_table[pairs[:, 0], pairs[:, 1]]
+
+    @cached_property
+    def _mean_table(self) -> Tensor:
+        """Mean costs of all pairs of clouds, on the host."""
+        first, square = (torch.stack(parts) for parts in list(zip(*self._statistics, strict=True))[:2])
         both = square[:, None] + square[None, :]
         squares = both - 2 * (first @ first.T)
         # of points in one place rounding leaves a little more or less than nothing
-        table = self.feature_weight * torch.where(squares > _NOISE * both, squares, 0.0)
+        means = self.feature_weight * torch.where(squares > _NOISE * both, squares, 0.0)
         if self.table is not None:
-            shares = self._shares(
-                self.table, [(k, self.clouds[k].weights / self.clouds[k].weights.sum()) for k in used]
-            )
-            table = table + shares @ self.table @ shares.T
-        pairs = torch.tensor([[at[i], at[j]] for i, j in problems])
-        return table.cpu()[pairs[:, 0], pairs[:, 1]]
+            shares = self._shares(self.table, [(k, c.weights / c.weights.sum()) for k, c in enumerate(self.clouds)])
+            means = means + shares @ self.table @ shares.T
+        return means.cpu()
 
     def totals(self, entries: Sequence[tuple[int, int, Tensor, Tensor]]) -> Tensor:
         """``(B,)`` float64 ``sum_ij u_i v_j C_ij`` of many problems, in O((n + m) d) each.
@@ -171,24 +171,27 @@ class DotProductCost:
         Args:
             entries: first cloud, second cloud, ``u (n,)`` and ``v (m,)`` float64.
         """
-        weights = [[(i, u) for i, _, u, _ in entries], [(j, v) for _, j, _, v in entries]]
-        (x, x_square), (y, y_square) = (self._many_moments(side) for side in weights)
-        u, v = (torch.stack([w.sum() for _, w in side]) for side in weights)
-        value = self.feature_weight * (x_square * v + y_square * u - 2 * (x * y).sum(1))
+        weights = [side for i, j, u, v in entries for side in ((i, u), (j, v))]
+        first, square, mass = self._moments_under(weights)
+        value = self.feature_weight * (
+            square[::2] * mass[1::2] + square[1::2] * mass[::2] - 2 * (first[::2] * first[1::2]).sum(1)
+        )
         if self.table is not None:
-            p, q = (self._shares(self.table, side) for side in weights)
-            value = value + ((p @ self.table) * q).sum(1)
+            shares = self._shares(self.table, weights)
+            value = value + ((shares[::2] @ self.table) * shares[1::2]).sum(1)
         return value
 
-    def _many_moments(self, weights: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
-        """First and second moments ``(B, d), (B,)`` about the centre, of clouds under weights; clouds may repeat."""
-        first = self.clouds[0].weights.new_zeros(len(weights), self.clouds[0].points.shape[1])
-        square = first.new_zeros(len(weights))
-        for k in {k: None for k, _ in weights}:
-            at = [p for p, (cloud, _) in enumerate(weights) if cloud == k]
-            found = _moments(self.clouds[k], self.center, torch.stack([weights[p][1] for p in at]))
-            first[at], square[at] = found.first, found.square
-        return first, square
+    def _moments_under(self, weights: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+        """First and second moments ``(B, d), (B,)`` about the centre and masses ``(B,)``, of clouds under weights."""
+        groups = {k: [p for p, (cloud, _) in enumerate(weights) if cloud == k] for k in dict(weights)}
+        parts = []
+        for k, places in groups.items():
+            both = torch.stack([weights[p][1] for p in places])
+            found = _moments(self.clouds[k], self.center, both)
+            parts.append((found.first, found.square, both.sum(1)))
+        order = sorted(range(len(weights)), key=[p for places in groups.values() for p in places].__getitem__)
+        first, square, mass = (torch.cat(part)[order] for part in zip(*parts, strict=True))
+        return first, square, mass
 
     def _shares(self, table: Tensor, weights: Sequence[tuple[int, Tensor]]) -> Tensor:
         """``(B, C)`` masses by row of the table, of clouds under weights."""
@@ -250,15 +253,17 @@ class _Moments(NamedTuple):
 
 def _moments(cloud: PointCloud, center: Tensor | None, weights: Tensor) -> _Moments:
     """Under ``weights (n,)``, or many of them ``(B, n)``."""
-    batch, d = weights.shape[:-1], cloud.points.shape[1]
-    first, square, largest = (weights.new_zeros(shape) for shape in ((*batch, d), batch, ()))
+    blocks = []
     for rows in _row_blocks(cloud.points):
         points = cloud.points[rows]
         centred = points.to(torch.float64) if center is None else points - center  # float64 either way, one copy
         norms = torch.linalg.vector_norm(centred, dim=1).square()
-        first += weights[..., rows] @ centred
-        square += weights[..., rows] @ norms
-        largest = torch.maximum(largest, torch.where(cloud.weights[rows] != 0, norms, 0.0).max())
+        largest = norms.masked_fill(cloud.weights[rows] == 0, 0.0).max()
+        blocks.append(_Moments(weights[..., rows] @ centred, weights[..., rows] @ norms, largest))
+    first, square, largest = blocks[0]
+    for block in blocks[1:]:
+        first, square = first + block.first, square + block.square
+        largest = torch.maximum(largest, block.largest)
     return _Moments(first, square, largest)
 
 

@@ -22,6 +22,8 @@ is scaled by ``a/r`` and nothing is left over; where none is, every plan is feas
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ def feasible_values(
     operator: PlanOperator, epsilon: float, potentials: Sides, marginals: Sides, penalties: tuple[Penalty, Penalty],
     active: Tensor,
 ) -> Tensor:  # fmt: skip
-    """``(B,)`` primal values of rounded plans, upper bounds of the optimal values; one pass for all problems.
+    """``(B,)`` primal values of rounded plans, upper bounds of the optimal values, on the host; one pass for all.
 
     Args:
         operator: costs and weights of ``B`` problems.
@@ -45,6 +47,36 @@ def feasible_values(
         penalties: on the marginals of rows and columns.
         active: ``(B,)`` bool on the host; the others' entries are infinite.
     """
+    balanced = penalties[0].hard and penalties[1].hard
+    kernels = balanced and operator.info.backend == "triton" and operator.a.device.type == "cuda"
+    round_off = rounded_by_kernels if kernels else _rounded
+    left, inner, mass, weights, rests, spread = round_off(operator, epsilon, potentials, marginals, penalties, active)
+    chosen = active.nonzero()[:, 0].tolist()
+    costs = inner.new_zeros(len(inner))
+    costs[chosen] = _costs_of_rest(operator, chosen, left)
+    # one look from the host for all
+    inner, mass, a, b, left_a, left_b, spread, costs = torch.stack([inner, mass, *weights, *rests, spread, costs]).cpu()
+    s = torch.minimum(left_a, left_b)
+    value = inner + epsilon * (a * b - mass) + _entropy_of_rest(s, a, spread, epsilon)
+    value = value + torch.where(s > 0, costs / torch.where(s > 0, s, 1.0), 0.0)
+    return torch.where(active & value.isfinite(), value, torch.inf)
+
+
+class Rounded(NamedTuple):
+    """A rounded plan: what it lacks of its marginals, and ``(B,)`` sums."""
+
+    left: Sides  # (B, N), (B, M)
+    inner: Tensor  # <r, f> + <c, g> and the penalties
+    mass: Tensor  # of the plan before the rest
+    weights: Sides  # masses of both sides
+    rests: Sides  # masses of what is left
+    spread: Tensor  # sum of e log(e / w) over both sides
+
+
+def _rounded(
+    operator: PlanOperator, epsilon: float, potentials: Sides, marginals: Sides, penalties: tuple[Penalty, Penalty],
+    active: Tensor,
+) -> Rounded:  # fmt: skip
     weights = operator.a, operator.b
     hard = [penalty.inverse == 0 for penalty in penalties]
     both = hard[0] & hard[1]
@@ -54,15 +86,12 @@ def feasible_values(
     ]
     r, c = operator.marginals(moved[0], moved[1], epsilon, active)
     sums = [torch.where(hard[k] & ~both, weights[k], marginal) for k, marginal in enumerate((r, c))]
-    masses = [weight.sum(1) for weight in weights]
     inner = sum((s * f).sum(1) for s, f in zip(sums, moved, strict=True))
-    value = inner + epsilon * (masses[0] * masses[1] - r.sum(1))
-    value = value + sum(p.primal(s, w) for p, s, w in zip(penalties, sums, weights, strict=True))
-    left = [torch.where(both, w - s, 0.0).clamp_min_(0.0) for w, s in zip(weights, sums, strict=True)]
-    value = value + _entropy_of_rest(left, weights, epsilon)
-    chosen = active.nonzero()[:, 0].tolist()
-    value[chosen] += _costs_of_rest(operator, chosen, left)
-    return torch.where(active.to(value.device) & value.isfinite(), value, torch.inf)
+    inner = inner + sum(p.primal(s, w) for p, s, w in zip(penalties, sums, weights, strict=True))
+    x, y = (torch.where(both, w - s, 0.0).clamp_min_(0.0) for w, s in zip(weights, sums, strict=True))
+    spread = sum(torch.xlogy(e, torch.where(w > 0, e / w, 1.0)).sum(1) for e, w in zip((x, y), weights, strict=True))
+    masses = weights[0].sum(1), weights[1].sum(1)
+    return Rounded((x, y), inner, r.sum(1), masses, (x.sum(1), y.sum(1)), spread)
 
 
 def _log_scale(weight: Tensor, sums: Tensor, prescribed: Tensor, *, clip: Tensor) -> Tensor:
@@ -71,20 +100,29 @@ def _log_scale(weight: Tensor, sums: Tensor, prescribed: Tensor, *, clip: Tensor
     return torch.where(prescribed, torch.where(clip, ratio.clamp_max(0.0), ratio), 0.0)
 
 
-def _entropy_of_rest(left: list[Tensor], weights: Sides, epsilon: float) -> Tensor:
+def rounded_by_kernels(
+    operator: PlanOperator, epsilon: float, potentials: Sides, marginals: Sides, penalties: tuple[Penalty, Penalty],
+    active: Tensor,
+) -> Rounded:  # fmt: skip
+    """The same for balanced problems of the Triton backend, in a few launches."""
+    from otdd_flash.kernels.rounding import clipped, rests
+
+    weights = operator.a, operator.b
+    moved = clipped(potentials, weights, marginals, epsilon)
+    left, sums = rests(moved, weights, operator.marginals(*moved, epsilon, active))
+    inner, mass, a, b, left_a, left_b, spread = sums.T
+    return Rounded(left, inner, mass, (a, b), (left_a, left_b), spread)
+
+
+def _entropy_of_rest(s: Tensor, total: Tensor, spread: Tensor, epsilon: float) -> Tensor:
     """Bound of what the rank-one rest adds to ``eps KL(P'' | a b^T)``."""
-    s = torch.minimum(left[0].sum(1), left[1].sum(1))
-    total = weights[0].sum(1)
-    spread = sum(torch.xlogy(e, torch.where(w > 0, e / w, 1.0)).sum(1) for e, w in zip(left, weights, strict=True))
     rest = (total - s).clamp_min(0.0)
     mixing = torch.xlogy(s, total) - torch.xlogy(s, s) - torch.xlogy(rest, rest / total)
     return epsilon * torch.where(s > 0, spread - torch.xlogy(s, s) + mixing - s, 0.0)
 
 
-def _costs_of_rest(operator: PlanOperator, problems: list[int], left: list[Tensor]) -> Tensor:
-    """``<C, e_a e_b^T> / s`` of some problems."""
+def _costs_of_rest(operator: PlanOperator, problems: list[int], left: Sides) -> Tensor:
+    """``<C, e_a e_b^T>`` of some problems."""
     rests = [(operator.unpack_rows(left[0][p], p), operator.unpack_columns(left[1][p], p)) for p in problems]
     pairs = [operator.problems[p] for p in problems]
-    totals = operator.cost.totals([(*pair, *rest) for pair, rest in zip(pairs, rests, strict=True)])
-    s = torch.minimum(left[0].sum(1), left[1].sum(1))[problems]
-    return torch.where(s > 0, totals / torch.where(s > 0, s, 1.0), 0.0)
+    return operator.cost.totals([(*pair, *rest) for pair, rest in zip(pairs, rests, strict=True)])

@@ -226,7 +226,7 @@ class Loop:
         self.passes += 1
         return feasible_values(
             self.operator, self.epsilon, (self.f, self.second), (self.r, self.c), (self.rows, self.columns), active
-        ).cpu()
+        )
 
     @property
     def second(self) -> Tensor:
