@@ -1,7 +1,7 @@
 """The certificate's own arithmetic on a GPU: a plan rounded to its marginals, and the sums that its value is made of.
 
-See :mod:`otdd_flash.sinkhorn.certificate` for the method. Vectors are those of :mod:`otdd_flash.kernels.steps`: float64,
-rows first, ``n + m`` entries a problem; sums are partial sums of fixed blocks.
+See :mod:`otdd_flash.sinkhorn.certificate` for the method. Vectors are those of :mod:`otdd_flash.kernels.steps`:
+float64, rows first, ``n + m`` entries a problem; sums are partial sums of fixed blocks.
 """
 
 import torch
@@ -59,7 +59,5 @@ def rests(potentials, weights, sums):
     (batch, n), m = weights[0].shape, weights[1].shape[1]
     left, blocks = (torch.empty_like(weights[0]), torch.empty_like(weights[1])), triton.cdiv(n + m, BLOCK)
     parts = weights[0].new_empty(batch, blocks, SUMS)
-    _rest_kernel[blocks, batch](
-        *potentials, *weights, *sums, *left, parts, n, m, blocks, SUMS=SUMS, BLOCK=BLOCK
-    )
+    _rest_kernel[blocks, batch](*potentials, *weights, *sums, *left, parts, n, m, blocks, SUMS=SUMS, BLOCK=BLOCK)
     return left, parts.sum(1)

@@ -104,16 +104,22 @@ def _on_grid(cost: DotProductCost, levels: float) -> Grid | None:
     """The grid of one step, or ``None`` at the first block of points that leaves it."""
     d = cost.clouds[0].points.shape[1]
     low = torch.full((d,), math.inf, dtype=torch.float64, device=cost.device)
-    high, mean = -low, torch.zeros_like(low)
-    for count, block in enumerate(_blocks(cost)):
+    high, mean, off, since = -low, torch.zeros_like(low), low.new_zeros(()), 0
+    blocks = list(_blocks(cost))
+    for count, block in enumerate(blocks):
         scaled = block.to(torch.float64) * levels
         nearest = scaled.round()
         slack = 1e-9 if block.dtype == torch.float64 else 2.0**-14
-        low, high = torch.minimum(low, nearest.amin(0)), torch.maximum(high, nearest.amax(0))
-        off, spread = torch.stack([(scaled - nearest).abs().max(), (high - low).max()]).tolist()
-        if off > slack or spread > 255:
-            return None
+        least, most = nearest.aminmax(dim=0)
+        low, high = torch.minimum(low, least), torch.maximum(high, most)
+        off = torch.maximum(off, (scaled - nearest).abs_().max())
         mean += (nearest.mean(0) - mean) / (count + 1)
+        since += block.numel()
+        if since >= _BLOCK // 2 or count + 1 == len(blocks):  # a look from the host
+            worst, spread = torch.stack([off, (high - low).max()]).tolist()
+            if worst > slack or spread > 255:
+                return None
+            since = 0
     return Grid(levels, torch.maximum(torch.minimum(mean.round(), low + 128), high - 127))
 
 

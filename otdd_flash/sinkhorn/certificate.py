@@ -22,6 +22,7 @@ is scaled by ``a/r`` and nothing is left over; where none is, every plan is feas
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -86,12 +87,17 @@ def _rounded(
     ]
     r, c = operator.marginals(moved[0], moved[1], epsilon, active)
     sums = [torch.where(hard[k] & ~both, weights[k], marginal) for k, marginal in enumerate((r, c))]
-    inner = sum((s * f).sum(1) for s, f in zip(sums, moved, strict=True))
-    inner = inner + sum(p.primal(s, w) for p, s, w in zip(penalties, sums, weights, strict=True))
+    inner = _added((s * f).sum(1) + p.primal(s, w) for p, s, f, w in zip(penalties, sums, moved, weights, strict=True))
     x, y = (torch.where(both, w - s, 0.0).clamp_min_(0.0) for w, s in zip(weights, sums, strict=True))
-    spread = sum(torch.xlogy(e, torch.where(w > 0, e / w, 1.0)).sum(1) for e, w in zip((x, y), weights, strict=True))
+    spread = _added(torch.xlogy(e, torch.where(w > 0, e / w, 1.0)).sum(1) for e, w in zip((x, y), weights, strict=True))
     masses = weights[0].sum(1), weights[1].sum(1)
     return Rounded((x, y), inner, r.sum(1), masses, (x.sum(1), y.sum(1)), spread)
+
+
+def _added(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of the rows' and the columns' part."""
+    rows, columns = parts
+    return rows + columns
 
 
 def _log_scale(weight: Tensor, sums: Tensor, prescribed: Tensor, *, clip: Tensor) -> Tensor:
@@ -109,7 +115,7 @@ def rounded_by_kernels(
 
     weights = operator.a, operator.b
     moved = clipped(potentials, weights, marginals, epsilon)
-    left, sums = rests(moved, weights, operator.marginals(*moved, epsilon, active))
+    left, sums = rests(moved, weights, operator.marginals(moved[0], moved[1], epsilon, active))
     inner, mass, a, b, left_a, left_b, spread = sums.T
     return Rounded(left, inner, mass, (a, b), (left_a, left_b), spread)
 

@@ -39,6 +39,7 @@ _GROUPS_ON_GPU = 32  # each takes a pass there
 _GROWTH = 3.0  # of an error that a two-level step may bring at first
 _HELPS = 0.9  # of an error that may be left until the next such step
 _REGROUP_EVERY = 5  # passes from one two-level step to the next
+_SMALL = 1 << 24  # scores of all problems, whose pass takes no time beside what it costs to record another
 _EXACT = 1e-13  # L1 error of the groups' masses, as a fraction of the mass, that a two-level step leaves
 
 
@@ -74,7 +75,10 @@ class Loop:
         self.rows_next = True  # the same on the host, for annealing by kernels
         self.live = torch.zeros(len(self.mass), dtype=torch.int32, device=self.a.device)  # one for an active problem
         self.active = torch.zeros(len(self.mass), dtype=torch.bool)  # the same on the host
-        self.covered = self.active  # problems that a pass does: all active ones, and few others
+        sizes = [(operator.cost.clouds[i].n, operator.cost.clouds[j].n) for i, j in operator.problems]
+        self.small = sum(n * m for n, m in sizes) <= _SMALL
+        # problems that a pass does: all active ones, and few others
+        self.covered = torch.ones_like(self.active) if self.small and self.vectors is not None else self.active
         self.chosen: dict[tuple[bool, ...], Tensor] = {}  # of active problems, (B, 1) bool
         self.passes = 0
         self.done = torch.zeros(len(self.mass), dtype=torch.bool)  # on the host: problems to leave as they are
@@ -342,14 +346,16 @@ class Loop:
     def _live(self, active: Tensor) -> Tensor:
         """``(B,)`` int32 on the device, one for an active problem.
 
-        A GPU's pass goes on with finished problems until half of what it does is idle: its list of tiles and its
-        recording belong to what it covers, and are made but a few times. What is no longer active stays as it is.
+        A GPU's pass goes on with finished problems until half of what it does is idle, or to the end where a pass takes
+        less time than a recording: its list of tiles and its recording belong to what it covers, and are made but a few
+        times. What is no longer active stays as it is.
         """
         if not torch.equal(active, self.active):
             self.active = active.clone()
             self.live.copy_(active)
             within = not bool((active & ~self.covered).any())
-            if not (self.vectors is not None and within and 2 * int(active.sum()) > int(self.covered.sum())):
+            busy = self.small or 2 * int(active.sum()) > int(self.covered.sum())
+            if not (self.vectors is not None and within and busy):
                 self.covered = self.active
         return self.live
 
