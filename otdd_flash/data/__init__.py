@@ -5,9 +5,8 @@ from otdd_flash.data.frames import from_dataframe
 from otdd_flash.data.huggingface import from_huggingface
 from otdd_flash.data.registry import load, sources
 from otdd_flash.data.rows import subsample
-from otdd_flash.data.tabular import TableDataset
-from otdd_flash.data.text import TextDataset
 from otdd_flash.data.torch_adapter import from_torch
+from otdd_flash.data.unembedded import TableDataset, TextDataset
 
 __all__ = [
     "TableDataset",

@@ -10,8 +10,7 @@ import torch
 from otdd_flash.checks import check_text, shown
 from otdd_flash.data.classes import dense, refuse_repeats
 from otdd_flash.data.held import hold
-from otdd_flash.data.matrix import to_matrix
-from otdd_flash.data.rows import Rows, Selection, assemble, choose
+from otdd_flash.data.rows import Draw, Rows, build
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
@@ -78,10 +77,10 @@ def from_arrays(
         name=name,
         class_names=refuse_repeats(class_names),
         weights=_beside(weights, features.device),
+        image_shape=image_shape,
         notes=features.notes,
     )
-    chosen = choose(rows, Selection(max_samples, seed, classes, min_class_size))
-    return assemble(chosen, to_matrix(rows.fetch(chosen.index), image_shape), name)
+    return build(rows, Draw(max_samples, seed, classes, min_class_size))  # type: ignore[return-value]
 
 
 def _beside(values: Any, device: torch.device) -> Any:

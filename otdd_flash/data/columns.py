@@ -13,7 +13,7 @@ import numpy as np
 from otdd_flash.data.arrow import table_array
 from otdd_flash.data.classes import refuse_repeats
 from otdd_flash.data.rows import Rows
-from otdd_flash.data.text import Texts
+from otdd_flash.data.unembedded import Texts
 
 _LABEL_NAMES = ("label", "target", "class", "y")
 # how pandas writes an index that has no name (to_parquet; to_csv read again), where the header is not empty

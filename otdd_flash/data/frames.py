@@ -11,8 +11,8 @@ import numpy as np
 from otdd_flash.checks import check_text
 from otdd_flash.data.arrow import ENCODE_ADVICE, label_column
 from otdd_flash.data.columns import Table, choose_columns, table_rows
-from otdd_flash.data.rows import Rows, Selection, build
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.rows import Draw, Rows, build
+from otdd_flash.data.unembedded import TextDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
@@ -58,7 +58,7 @@ def from_dataframe(
     rows = frame_rows(
         df, label=label, features=features, text=text, weights=weights, class_names=class_names, name=name
     )
-    return build(rows, Selection(max_samples, seed, classes))
+    return build(rows, Draw(max_samples, seed, classes))
 
 
 def frame_rows(

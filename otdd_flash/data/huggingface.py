@@ -14,10 +14,10 @@ from otdd_flash.data.arrow import label_column, table_array
 from otdd_flash.data.columns import column_note
 from otdd_flash.data.decoding import is_encoded, open_picture, reading_sample
 from otdd_flash.data.pictures import gather, stack_pictures
-from otdd_flash.data.rows import Rows, Selection, build
+from otdd_flash.data.rows import Draw, Rows, build
 from otdd_flash.data.sizes import PictureSize
-from otdd_flash.data.streams import Draw, stream_rows
-from otdd_flash.data.text import TextDataset, Texts
+from otdd_flash.data.streams import stream_rows
+from otdd_flash.data.unembedded import TextDataset, Texts
 from otdd_flash.errors import optional_import
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
@@ -71,14 +71,13 @@ def from_huggingface(
     title = name or getattr(ds.info, "dataset_name", None) or getattr(ds.info, "builder_name", None) or "huggingface"
     columns = resolve(ds, image, text, features, label)
     size = PictureSize.asked(resize, fit)
-    selection = Selection(max_samples, seed, classes)
+    draw = Draw(max_samples, seed, classes)
     if hasattr(ds, "_ex_iterable"):
-        draw = Draw(max_samples, seed, None, classes)
         names = _class_label_names(ds, label)
         join = partial(_joined, ds, columns) if columns.kind == "features" else None
         rows = stream_rows(_stream_pairs(ds, columns), draw, name=title, class_names=names, size=size, join=join)
         return build(replace(rows, notes=(column_note(columns.kind, columns.names), *rows.notes)))
-    return build(table_rows(ds, columns, name=title, size=size), selection)
+    return build(table_rows(ds, columns, name=title, size=size), draw)
 
 
 def table_rows(ds: Any, columns: Columns, *, name: str, size: PictureSize | None = None) -> Rows:

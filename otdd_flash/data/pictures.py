@@ -12,7 +12,7 @@ from torch import Tensor
 from otdd_flash.data.decoding import SampleError, decode, is_encoded, is_pil, reading_sample
 from otdd_flash.data.matrix import LEVELS, Matrix, as_tensor, picture_matrix, to_matrix
 from otdd_flash.data.sizes import PictureSize
-from otdd_flash.data.text import Texts
+from otdd_flash.data.unembedded import Texts
 
 
 def stack(items: Iterable[Any], size: PictureSize | None = None) -> Matrix:

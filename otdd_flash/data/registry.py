@@ -10,11 +10,10 @@ from typing import Any
 
 from otdd_flash.checks import check_flag, check_path, check_text
 from otdd_flash.data.catalogue import SOURCES
-from otdd_flash.data.rows import Selection, build, build_table
+from otdd_flash.data.rows import Draw, build, build_table
 from otdd_flash.data.sizes import PictureSize, resize_pictures
 from otdd_flash.data.sources import Request, Source, not_found, search_roots
-from otdd_flash.data.tabular import TableDataset
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.unembedded import TableDataset, TextDataset
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
 
@@ -87,7 +86,7 @@ def load(
     if path:
         options.setdefault("path", path)
     source = SOURCES[key]
-    selection = Selection(max_samples, seed, classes, options.pop("min_class_size", None))
+    draw = Draw(max_samples, seed, classes, options.pop("min_class_size", None))
     make = build_table if options.pop("table", False) else build
     size = PictureSize.asked(options.pop("resize", None), options.pop("fit", "stretch"))
     if size is not None and "resize" in source.options:
@@ -102,7 +101,7 @@ def load(
         rows = reader(request)
         if rows is not None:
             title = rows.name if "path" in source.options else key
-            dataset = make(replace(rows, name=title, notes=(*notes, *rows.notes)), selection)
+            dataset = make(replace(rows, name=title, notes=(*notes, *rows.notes)), draw)
             return dataset if size is None else _resized(dataset, size)
     raise FileNotFoundError(not_found(request))
 

@@ -1,4 +1,4 @@
-"""From a source of rows to a data set: which rows are kept is settled by the labels, then only those are read."""
+"""Builds data sets from sources of rows: the labels settle which rows are kept, and only these are read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from otdd_flash.data.arrow import to_frame
 from otdd_flash.data.classes import Classes, encode_labels, name_classes, plain
 from otdd_flash.data.decoding import SampleError
 from otdd_flash.data.matrix import Matrix, to_matrix
-from otdd_flash.data.tabular import TableDataset
-from otdd_flash.data.text import TextDataset, Texts
+from otdd_flash.data.unembedded import TableDataset, TextDataset, Texts
 from otdd_flash.errors import warn
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
@@ -26,50 +25,30 @@ from otdd_flash.types import LabeledDataset
 
 @dataclass(frozen=True)
 class Rows:
-    """A source whose labels are at hand and whose features are fetched for the chosen rows alone.
+    """A source whose labels are at hand and whose features are fetched for the chosen rows alone."""
 
-    Args:
-        labels: ``n`` labels of any kind that :func:`encode_labels` takes.
-        fetch: int64 positions (ascending) to the features of these rows, a :class:`Matrix`, or :class:`Texts`.
-        name: for messages and results.
-        class_names: sequence indexed by label, mapping from label, or ``None``.
-        weights: ``n`` non-negative weights, or ``None``.
-        image_shape: where ``fetch`` gives flattened pictures.
-        positions: ``(n,)`` ids of the rows in the original source, or ``None`` for ``0..n-1``.
-        origins: what to call each row in messages, a file for instance; ``None`` for its id.
-        dropped: rows that the source itself left out, by reason.
-        notes: remarks.
-        columns: int64 positions to the features of these rows as an Arrow table, where they are columns of one.
-    """
-
-    labels: Any
-    fetch: Callable[[np.ndarray], Any]
+    labels: Any  # n, of any kind that encode_labels takes
+    fetch: Callable[[np.ndarray], Any]  # int64 positions (ascending) to the features of these rows, a Matrix, or Texts
     name: str = "arrays"
-    class_names: Sequence[str] | Mapping | None = None
-    weights: Any = None
-    image_shape: Sequence[int] | None = None
-    positions: np.ndarray | None = None
-    origins: Sequence[str] | None = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    class_names: Sequence[str] | Mapping | None = None  # a sequence is indexed by label
+    weights: Any = None  # n non-negative numbers
+    image_shape: Sequence[int] | None = None  # where fetch gives flattened images
+    positions: np.ndarray | None = None  # (n,) ids of the rows in the original source; None for 0..n-1
+    origins: Sequence[str] | None = None  # what messages call each row, a file for instance; None for its id
+    dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the source itself left out, by reason
     notes: tuple[str, ...] = ()
-    columns: Callable[[np.ndarray], Any] | None = None
+    columns: Callable[[np.ndarray], Any] | None = None  # positions to an Arrow table, where the features are columns
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which rows of a source are wanted.
+class Draw:
+    """Which rows of a source are wanted."""
 
-    Args:
-        max_samples: at most so many rows, drawn uniformly without replacement; ``None`` for all.
-        seed: of the draw.
-        classes: keep these classes only, given as label values or as names.
-        min_class_size: drop classes with fewer rows; ``None`` keeps all.
-    """
-
-    max_samples: int | None = None
+    max_samples: int | None = None  # drawn uniformly without replacement; None for all
     seed: int = 0
-    classes: Sequence[Hashable] | None = None
-    min_class_size: int | None = None
+    classes: Sequence[Hashable] | None = None  # keep these alone, given as label values or as names
+    min_class_size: int | None = None  # drop classes with fewer rows
+    limit: int | None = None  # rows of a stream that are read; None for STREAM_LIMIT
 
     def __post_init__(self) -> None:
         for name in ("max_samples", "min_class_size"):
@@ -84,11 +63,7 @@ class Selection:
 
 
 def _asked_classes(classes: Any) -> list[Hashable]:
-    """The classes to keep, one name standing for itself.
-
-    Raises:
-        ValueError: no collection of labels, or an empty one.
-    """
+    """The classes to keep; a single name stands for itself."""
     if isinstance(classes, str):
         return [classes]
     try:
@@ -103,140 +78,80 @@ def _asked_classes(classes: Any) -> list[Hashable]:
     return asked
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The kept rows: positions in the source, compact class ids and what was left out."""
-
-    index: np.ndarray
-    y: np.ndarray
-    class_names: tuple[str, ...]
-    weights: np.ndarray | None
-    ids: np.ndarray
-    dropped: dict[str, int]
-    notes: tuple[str, ...]
-
-
-def build(rows: Rows, selection: Selection | None = None) -> LabeledDataset | TextDataset:
-    """The data set of the wanted ``rows``; where their features are strings, a :class:`TextDataset`.
+def build(rows: Rows, draw: Draw | None = None) -> LabeledDataset | TextDataset:
+    """The data set of the wanted rows, by default of all; where their features are strings, a :class:`TextDataset`.
 
     Raises:
-        ValueError: bad labels, weights or features; nothing left.
+        ValueError: bad labels, weights or features, or no row is left.
     """
-    chosen = choose(rows, selection or Selection())
-    fetched = _fetched(rows, chosen)
-    if isinstance(fetched, Texts):
-        return _texts(chosen, fetched, rows.name)
-    matrix = fetched if isinstance(fetched, Matrix) else to_matrix(fetched, rows.image_shape)
-    return assemble(chosen, matrix, rows.name)
-
-
-def _fetched(rows: Rows, chosen: Chosen) -> Any:
-    """Features of the chosen rows; one that cannot be used is named."""
+    index, samples = _chosen(rows, draw or Draw())
+    ids = samples["ids"].tolist()
     try:
-        return rows.fetch(chosen.index)
+        features = rows.fetch(index)
     except SampleError as error:
         row = error.position
-        where = f"row {chosen.ids[row]}" if rows.origins is None else rows.origins[chosen.index[row]]
+        where = f"row {ids[row]}" if rows.origins is None else rows.origins[index[row]]
         raise ValueError(f"{rows.name}: {error.told(where)}") from error
+    if isinstance(features, Texts):
+        bad = [i for i, text in enumerate(features) if not isinstance(text, str)]
+        if bad:
+            raise ValueError(f"{rows.name}: {len(bad)} texts are missing, the first in row {ids[bad[0]]}; drop them")
+        return TextDataset(texts=tuple(features), **samples)
+    matrix = features if isinstance(features, Matrix) else to_matrix(features, rows.image_shape)
+    _check_features(matrix.x, ids, rows.name)
+    moved = {key: value.to(matrix.x.device) for key, value in samples.items() if isinstance(value, Tensor)}
+    notes = tuple(dict.fromkeys(samples["notes"] + matrix.notes))
+    form = {"levels": matrix.levels, "image_shape": matrix.image_shape, "notes": notes}
+    return LabeledDataset(x=matrix.x, **{**samples, **moved, **form})
 
 
-def choose(rows: Rows, selection: Selection) -> Chosen:
-    """Settle from labels and weights alone which rows are kept.
+def build_table(rows: Rows, draw: Draw) -> LabeledDataset | TextDataset | TableDataset:
+    """The data set of the wanted rows with columns of any kind as they are; :func:`build` where there are none."""
+    if rows.columns is None:
+        return build(rows, draw)
+    index, samples = _chosen(rows, draw)
+    return TableDataset(frame=to_frame(rows.columns(index)), **samples)
 
-    Raises:
-        ValueError: bad labels or weights, unknown classes, or nothing left.
-    """
+
+def _chosen(rows: Rows, draw: Draw) -> tuple[np.ndarray, dict[str, Any]]:
+    """The positions of the kept rows, settled from labels and weights alone, and what they have besides features."""
     classes = encode_labels(rows.labels)
     n = len(classes.ids)
     if n == 0:
         raise ValueError(f"{rows.name}: zero rows; a data set needs at least one labelled sample")
     names = name_classes(classes.values, rows.class_names)
-    weights, notes = check_weights(rows.weights, n)
+    weights, notes = _checked_weights(rows.weights, n)
     keep = _Keeper(n, rows.dropped)
     keep.drop(classes.ids < 0, "unlabelled")
     if weights is not None:
         keep.drop(weights == 0, "zero weight")
-    if selection.classes is not None:
-        wanted = _wanted(classes, names, selection.classes, rows.name)
+    if draw.classes is not None:
+        wanted = _wanted(classes, names, draw.classes, rows.name)
         keep.mask &= np.isin(classes.ids, wanted)
         notes = (*notes, f"only the classes {[names[i] for i in wanted]}")
-    if selection.min_class_size is not None:
-        keep.drop_small(classes.ids, names, selection.min_class_size)
+    if draw.min_class_size is not None:
+        keep.drop_small(classes.ids, names, draw.min_class_size)
     index = keep.index(rows.name)
     if weights is not None:
         keep.drop(_normalised(weights, index) == 0, "weight underflows")
         index = keep.index(rows.name)
-    if selection.max_samples is not None and selection.max_samples < len(index):
-        notes = (*notes, _draw_note(selection.max_samples, len(index), selection.seed))
-        index = index[draw(classes.ids[index], selection.max_samples, selection.seed)]
+    if draw.max_samples is not None and draw.max_samples < len(index):
+        notes = (*notes, _draw_note(draw.max_samples, len(index), draw.seed))
+        index = index[drawn(classes.ids[index], draw.max_samples, draw.seed)]
     present, y = np.unique(classes.ids[index], return_inverse=True)
-    return Chosen(
-        index=index,
-        y=y.astype(np.int64),
-        class_names=tuple(names[i] for i in present),
-        weights=None if weights is None else _normalised(weights, index)[index],
-        ids=index if rows.positions is None else rows.positions[index],
-        dropped=keep.dropped,
-        notes=(*rows.notes, *notes, *keep.notes()),
-    )
-
-
-def assemble(chosen: Chosen, matrix: Matrix, name: str) -> LabeledDataset:
-    """The data set of chosen rows with their features.
-
-    Raises:
-        ValueError: features that are not finite, or of another number of rows.
-    """
-    x = matrix.x
-    if len(x) != len(chosen.index):
-        raise ValueError(f"{name}: {len(chosen.index)} rows were chosen, but features came for {len(x)}")
-    if x.shape[1] == 0:
-        raise ValueError(f"{name}: X has no columns, got shape {tuple(x.shape)}")
-    check_finite(x, chosen.ids, name)
-    notes = chosen.notes + matrix.notes
-    return LabeledDataset(
-        x=x,
-        y=torch.as_tensor(chosen.y, device=x.device),
-        class_names=chosen.class_names,
-        weights=None if chosen.weights is None else torch.as_tensor(chosen.weights, device=x.device),
-        ids=torch.as_tensor(chosen.ids, dtype=torch.int64, device=x.device),
-        name=name,
-        levels=matrix.levels,
-        image_shape=matrix.image_shape,
-        dropped=chosen.dropped,
-        notes=tuple(dict.fromkeys(notes)),
-    )
-
-
-def build_table(rows: Rows, selection: Selection) -> LabeledDataset | TextDataset | TableDataset:
-    """The data set of the wanted ``rows`` with columns of any kind as they are; :func:`build` where there are none."""
-    if rows.columns is None:
-        return build(rows, selection)
-    chosen = choose(rows, selection)
-    return TableDataset(frame=to_frame(rows.columns(chosen.index)), name=rows.name, **_of_samples(chosen))
-
-
-def _of_samples(chosen: Chosen) -> dict[str, Any]:
-    """What chosen rows have besides features."""
-    return {
-        "y": torch.as_tensor(chosen.y),
-        "class_names": chosen.class_names,
-        "weights": None if chosen.weights is None else torch.as_tensor(chosen.weights),
-        "ids": torch.as_tensor(chosen.ids, dtype=torch.int64),
-        "dropped": chosen.dropped,
-        "notes": chosen.notes,
+    gone = ", ".join(f"{reason} {count}" for reason, count in keep.dropped.items())
+    return index, {
+        "name": rows.name,
+        "y": torch.as_tensor(y, dtype=torch.int64),
+        "class_names": tuple(names[i] for i in present),
+        "weights": None if weights is None else torch.as_tensor(_normalised(weights, index)[index]),
+        "ids": torch.as_tensor(index if rows.positions is None else rows.positions[index], dtype=torch.int64),
+        "dropped": keep.dropped,
+        "notes": (*rows.notes, *notes, *([f"rows left out: {gone}"] if gone else [])),
     }
 
 
-def _texts(chosen: Chosen, texts: Texts, name: str) -> TextDataset:
-    """The text set of chosen rows."""
-    bad = [i for i, text in enumerate(texts) if not isinstance(text, str)]
-    if bad:
-        raise ValueError(f"{name}: {len(bad)} texts are missing, the first in row {int(chosen.ids[bad[0]])}; drop them")
-    return TextDataset(texts=tuple(texts), name=name, **_of_samples(chosen))
-
-
-def draw(ids: np.ndarray, size: int, seed: int) -> np.ndarray:
+def drawn(ids: np.ndarray, size: int, seed: int) -> np.ndarray:
     """``size`` positions, ascending, drawn uniformly without replacement (not stratified by class).
 
     The draw is a function of the labels in their order (not of how the classes are named) and of ``seed``: the same
@@ -266,19 +181,15 @@ def subsample(dataset: LabeledDataset, max_samples: int | None, seed: int = 0) -
         seed: of the draw.
     """
     check_type("dataset", dataset, (LabeledDataset, TextDataset, TableDataset))
-    selection = Selection(max_samples=max_samples, seed=seed)
-    if selection.max_samples is None or selection.max_samples >= dataset.n:
+    Draw(max_samples, seed)  # checks both
+    if max_samples is None or max_samples >= dataset.n:
         return dataset
-    part = dataset.subset(torch.as_tensor(draw(dataset.y.cpu().numpy(), selection.max_samples, seed)))
+    part = dataset.subset(torch.as_tensor(drawn(dataset.y.cpu().numpy(), max_samples, seed)))
     return replace(part, notes=(*part.notes, _draw_note(part.n, dataset.n, seed)))
 
 
-def check_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """``(n,)`` float64 weights as given, and a note where they do not sum to one.
-
-    Raises:
-        ValueError: wrong length, negative, NaN or infinite, or all zero.
-    """
+def _checked_weights(weights: Any, n: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """``(n,)`` float64 weights as given, and a note where they do not sum to one."""
     if weights is None:
         return None, ()
     if isinstance(weights, np.ma.MaskedArray):
@@ -313,20 +224,20 @@ def _normalised(weights: np.ndarray, index: np.ndarray) -> np.ndarray:
     return out
 
 
-def check_finite(x: Tensor, positions: np.ndarray, name: str) -> None:
-    """Refuse NaN and infinite features.
-
-    Raises:
-        ValueError: with the count and the first row, by its position in the source.
-    """
+def _check_features(x: Tensor, ids: Sequence[int], name: str) -> None:
+    """Refuse features without columns, for another number of rows, or with NaN or infinite values."""
+    if len(x) != len(ids):
+        raise ValueError(f"{name}: {len(ids)} rows were chosen, but features came for {len(x)}")
+    if x.shape[1] == 0:
+        raise ValueError(f"{name}: X has no columns, got shape {tuple(x.shape)}")
     x = x.detach()
     if torch.isfinite(x.sum()):  # a finite sum has finite terms, at the cost of one pass and no mask
         return
-    bad = torch.nonzero(~torch.isfinite(x).all(dim=1)).flatten()
-    if len(bad):
+    bad = torch.nonzero(~torch.isfinite(x).all(dim=1)).flatten().tolist()
+    if bad:
         raise ValueError(
-            f"{name}: X has {len(bad)} rows with NaN or infinite features, the first is row "
-            f"{int(positions[int(bad[0])])}; drop or impute them"
+            f"{name}: X has {len(bad)} rows with NaN or infinite features, the first is row {ids[bad[0]]}; drop or "
+            "impute them"
         )
 
 
@@ -354,11 +265,6 @@ class _Keeper:
             f"{[names[i] for i in small][:10]}"
         )
         self.drop(gone, "class under min_class_size")
-
-    def notes(self) -> tuple[str, ...]:
-        """How many rows are gone, by reason, for the notes of every result."""
-        reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items())
-        return (f"rows left out: {reasons}",) if reasons else ()
 
     def index(self, name: str) -> np.ndarray:
         index = np.flatnonzero(self.mask)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from otdd_flash.data.rows import Rows
-from otdd_flash.data.text import Texts
+from otdd_flash.data.unembedded import Texts
 from otdd_flash.errors import optional_import
 
 

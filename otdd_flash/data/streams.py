@@ -1,11 +1,10 @@
-"""Streams of samples without a length: a seeded reservoir, and a clear end where there is none."""
+"""Draws rows from streams of samples of unknown length by a seeded reservoir."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,32 +12,11 @@ import numpy as np
 from otdd_flash.data.classes import is_missing, plain
 from otdd_flash.data.decoding import SampleError, reading_sample
 from otdd_flash.data.pictures import gather
-from otdd_flash.data.rows import Rows
+from otdd_flash.data.rows import Draw, Rows
 from otdd_flash.data.sizes import PictureSize
 from otdd_flash.errors import warn
 
 STREAM_LIMIT = 100_000
-
-
-@dataclass(frozen=True)
-class Draw:
-    """How many samples of a stream are kept, and how far it is read.
-
-    Args:
-        max_samples: size of the reservoir; ``None`` keeps all, up to the limit.
-        seed: of the draw.
-        limit: read at most so many samples; ``None`` for :data:`STREAM_LIMIT`, with a warning or error there.
-        classes: keep these labels only, given as values or as names.
-    """
-
-    max_samples: int | None = None
-    seed: int = 0
-    limit: int | None = None
-    classes: Sequence[Hashable] | None = None
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 1):
-            raise ValueError(f"stream_limit must be a positive integer or None, got {self.limit!r}")
 
 
 def stream_rows(
@@ -57,7 +35,7 @@ def stream_rows(
 
     Args:
         pairs: features and label, one sample at a time.
-        draw: size, seed, limit and classes.
+        draw: size of the reservoir (``None`` keeps all, up to the limit), seed, limit and classes.
         name: for messages and results.
         class_names: by label.
         size: to bring pictures to.
@@ -140,14 +118,6 @@ def _class_filter(
     """Whether a label is among the asked classes, by value or by name."""
     if classes is None:
         return lambda label: True
-    asked = {classes} if isinstance(classes, str) else set(classes)
-
-    def wanted(label: Any) -> bool:
-        name = None
-        if isinstance(class_names, Mapping):
-            name = class_names.get(label)
-        elif class_names is not None and isinstance(label, int) and 0 <= label < len(class_names):
-            name = class_names[label]
-        return label in asked or (name is not None and name in asked)
-
-    return wanted
+    asked = set(classes)
+    names = class_names if isinstance(class_names, Mapping) else dict(enumerate(class_names or ()))
+    return lambda label: label in asked or names.get(label, label) in asked

@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from otdd_flash.checks import check_count, check_text, shown
-from otdd_flash.data.rows import Selection, build
+from otdd_flash.data.rows import Draw, build
 from otdd_flash.data.sizes import PictureSize
-from otdd_flash.data.streams import Draw, stream_rows
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.streams import stream_rows
 from otdd_flash.data.torch_sets import ItemKeys, class_names_of, map_rows
+from otdd_flash.data.unembedded import TextDataset
 from otdd_flash.errors import warn
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
@@ -76,7 +76,7 @@ def from_torch(
     check_count("stream_limit", stream_limit, optional=True)
     if not isinstance(keys, tuple | list) or len(keys) != 2:
         raise TypeError(f"keys must be two, of the features and of the label in an item, got {shown(keys)}")
-    selection = Selection(max_samples, seed, classes)
+    draw = Draw(max_samples, seed, classes, limit=stream_limit)
     size = PictureSize.asked(resize, fit)
     base, samples = _opened(dataset)
     _warn_random(base)
@@ -84,12 +84,11 @@ def from_torch(
         if labels is not None:
             raise ValueError("labels= is for map-style data sets; a stream must carry its labels in its items")
         pairs = (ItemKeys(*keys).split(sample) for sample in samples)
-        draw = Draw(max_samples, seed, stream_limit, classes)
         title = name or type(base).__name__
         return build(stream_rows(pairs, draw, name=title, class_names=class_names_of(base), size=size))
     if isinstance(base, torch.Tensor | dict) or not hasattr(base, "__len__") or not hasattr(base, "__getitem__"):
         raise ValueError(f"dataset must be a torch Dataset, IterableDataset or DataLoader, got {type(base).__name__}")
-    return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, size=size, name=name), selection)
+    return build(map_rows(base, keys=ItemKeys(*keys), labels=labels, size=size, name=name), draw)
 
 
 def random_transforms(dataset: Any) -> list[str]:

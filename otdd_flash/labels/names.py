@@ -175,7 +175,7 @@ def _resolve(name: str) -> Any:
 def _sentences(embedder: Any, texts: list[str]) -> Tensor:
     """Names through an embedder of text sets."""
     from otdd_flash.data.features import Batching
-    from otdd_flash.data.text import TextDataset
+    from otdd_flash.data.unembedded import TextDataset
 
     ids = torch.arange(len(texts))
     return embedder.embed(TextDataset(tuple(texts), ids, tuple(texts), name="class names"), Batching(progress=False))

@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, QuantileTransformer, StandardScaler
 
 from otdd_flash import dataset_distance, from_arrays, from_dataframe, load
+from otdd_flash.data import subsample
 from otdd_flash.data.features import Batching, Features, TableEmbedder, TransformerEmbedder, table_pair, table_pipeline
 
 pandas = pytest.importorskip("pandas")
@@ -271,6 +272,24 @@ def test_a_table_needs_its_embedder_and_the_embedder_the_columns(tmp_path) -> No
         load("csv", path=tmp_path / "old.csv", table=True, resize=(2, 2))
     standard = Features(scaling="standardize").apply(iris, iris)[0]
     assert torch.allclose(Features("table").apply(iris, iris)[0].x, standard.x)  # numbers alone
+
+
+def test_texts_and_tables_are_drawn_as_numbers_are(tmp_path) -> None:
+    frame = mixed(40, 1, ("Rome", "Oslo"))
+    frame.to_csv(tmp_path / "old.csv", index=False)
+    table, numbers = (
+        load("csv", path=tmp_path / "old.csv", table=True),
+        load("csv", path=tmp_path / "old.csv", features="age"),
+    )
+    texts = load("csv", path=tmp_path / "old.csv", text="city")
+    for data in (table, texts):
+        part = subsample(data, 9, seed=2)
+        assert part.ids.tolist() == subsample(numbers, 9, seed=2).ids.tolist()
+        assert data.subset(data.y == 1).n == int(data.class_counts[1])
+        with pytest.raises(ValueError, match="index names row 40, but there are 40 rows"):
+            data.subset([40])
+    assert subsample(table, 9).frame["age"].tolist() == frame["age"][subsample(table, 9).ids.tolist()].tolist()
+    assert subsample(texts, 9).texts == tuple(frame["city"][subsample(texts, 9).ids.tolist()])
 
 
 def test_categories_are_fixed_where_there_are_many_sets(tmp_path) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.checks import check_count, check_device, check_fields, check_flag, shown
-from otdd_flash.data.tabular import TableDataset
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.unembedded import TableDataset, TextDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.torch_mode import plain_torch, plain_torch_methods
 from otdd_flash.types import LabeledDataset

@@ -15,8 +15,7 @@ from otdd_flash.data.features import cache as store
 from otdd_flash.data.features.embedders import AnyDataset, Batching, Embedder, resolve_embedder
 from otdd_flash.data.features.modules import ModuleEmbedder
 from otdd_flash.data.features.scaling import ScalingName, Standardizer, unit_rows
-from otdd_flash.data.tabular import TableDataset
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.unembedded import TableDataset, TextDataset
 from otdd_flash.torch_mode import plain_torch_methods
 from otdd_flash.types import LabeledDataset
 

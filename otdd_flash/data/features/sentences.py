@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from otdd_flash.data.features.embedders import Batching, Embedder, content_key
-from otdd_flash.data.text import TextDataset
+from otdd_flash.data.unembedded import TextDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.torch_mode import plain_torch_methods
 

@@ -17,7 +17,7 @@ from otdd_flash.data.arrays import from_arrays
 from otdd_flash.data.classes import encode_labels
 from otdd_flash.data.features.embedders import Batching, Embedder
 from otdd_flash.data.features.transformers import as_rows, is_fitted, is_transformer
-from otdd_flash.data.tabular import TableDataset
+from otdd_flash.data.unembedded import TableDataset
 from otdd_flash.errors import optional_import
 from otdd_flash.torch_mode import plain_torch
 from otdd_flash.types import LabeledDataset
